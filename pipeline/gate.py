@@ -1,8 +1,7 @@
 """gate: metrics + rules -> PASS / FAIL / INCONCLUSIVE -> reports/gate.json
 
-The stage writes the verdict and exits 0, so that report and MLflow always follow. `--enforce`, for a merge, exits 0 pass, 1 fail,
-2 missing or stale, 3 inconclusive. `--baseline REV` also compares results and rules with that commit's; `--comment` writes the
-comment for a merge request.
+The stage writes the verdict and exits 0, so that report and MLflow follow. `--enforce` exits 0 pass, 1 fail, 2 missing or stale, 3
+inconclusive; `--baseline REV` also compares with that commit; `--comment` writes the comment for a merge request.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""All paths and all writes. A write goes to a temporary name, is flushed and renamed: a killed stage leaves the old file or
-none."""
+"""All paths and all writes: to a temporary name, flushed and renamed, so that a killed stage leaves the old file or none."""
 
 from __future__ import annotations
 

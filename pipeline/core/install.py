@@ -93,8 +93,7 @@ def set_switches(sets: list[str]) -> list[str]:
 
 
 def built_for(python: str | Path) -> list[str] | None:
-    """Instruction sets of the installed llama.cpp; None if none runs. It runs in its own process: if compiled for another processor
-    it may die."""
+    """Instruction sets of the installed llama.cpp, asked in a process that it may kill; None if it does not run."""
     asked = subprocess.run([python, "-c", ASK_LLAMACPP], capture_output=True, text=True, env=clean())
     return None if asked.returncode else re.findall(r"(\w+) = 1\b", asked.stdout)
 

@@ -1,5 +1,4 @@
-"""Run work in its own process: native code can end a process in ways that Python cannot catch. The parent then raises `Crashed`, so
-that one variant is lost and not the run."""
+"""Run work in its own process: native code can die in ways that Python cannot catch. `Crashed` then costs one variant only."""
 
 from __future__ import annotations
 

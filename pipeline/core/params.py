@@ -148,9 +148,8 @@ class Floor(Section):
 
 
 class Requests(Section):
-    """What the benchmark requests: in each round from the reference, then from the variant; after the rounds, the variant's sweeps.
-    max_rounds: limit if the first rounds leave a gate rule on speed_ratio undecided; contexts: tokens of prompt plus reply;
-    batches: requests side by side."""
+    """Requests: in each round the reference's, then the variant's; after the rounds, the variant's sweeps. max_rounds: if a rule on
+    speed_ratio is undecided after the first ones; contexts: tokens of prompt plus reply; batches: requests side by side."""
 
     prompt_tokens: Annotated[int, Field(ge=2)] = 256
     output_tokens: Annotated[int, Field(ge=2)] = 32

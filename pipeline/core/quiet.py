@@ -49,8 +49,7 @@ def output_to(log: Path) -> Iterator[TextIO]:
 
 
 def before_sharing_cores() -> None:
-    """Call before importing torch if its work alternates with our threads: idle GNU OpenMP workers would spin on a core while they
-    wait. torch is as fast as before."""
+    """Call before importing torch if its work alternates with our threads: else idle GNU OpenMP workers spin while they wait."""
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 

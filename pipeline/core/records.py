@@ -369,8 +369,7 @@ class Machine(TypedDict):
 
 
 class TimingFacts(TypedDict, total=False):
-    """What metrics need besides the rows; complete if `ok`. loads, models: by `variant` and `reference`; draft: digest of the
-    drafting variant, if any."""
+    """What metrics need besides rows; complete if `ok`. loads, models: by `variant` and `reference`; draft: digest of the draft."""
 
     loads: dict[str, LoadFacts]
     models: dict[str, TimedModel]

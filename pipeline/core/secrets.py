@@ -36,8 +36,7 @@ def hide_in(value: Any) -> Any:
 
 
 def hide_bytes(data: bytes, suffix: str) -> bytes:
-    """A file's bytes without secrets; the same object if nothing was hidden. Only text changes, known by suffix or as valid
-    UTF-8."""
+    """A file's bytes without secrets; the same object if nothing was hidden. Text is known by its suffix or as valid UTF-8."""
     try:
         text = data.decode("utf-8", errors="replace" if suffix in TEXT else "strict")
     except UnicodeDecodeError:

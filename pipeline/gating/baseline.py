@@ -52,8 +52,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class VariantChanges:
-    """A variant since the baseline. differences, before: by metric that a rule names, its difference and its baseline; lost:
-    metrics that only the baseline has."""
+    """differences, before: of metrics that a rule names, difference and baseline; lost: metrics that only the baseline has."""
 
     differences: dict[str, Difference] = field(default_factory=dict)
     before: dict[str, Metric] = field(default_factory=dict)
@@ -113,8 +112,7 @@ def read(rev: str) -> Baseline:
 
 
 def _written(base: Baseline, path_of: Callable[[str], Path], variants: list[str], kind: type[Record]) -> dict[str, Record]:
-    """{variant: record} written by the baseline's pipeline, without missing ones. variants: those in its params.yaml, as files of
-    others may have been left behind."""
+    """{variant: record} as the baseline's pipeline wrote them. variants: of its params.yaml; files of others may be left over."""
     written = {}
     for name in variants:
         path = path_of(name)
@@ -130,8 +128,7 @@ def _written(base: Baseline, path_of: Callable[[str], Path], variants: list[str]
 
 
 def compare(base: Baseline, results: dict[str, VariantResult], settings: Params) -> Changes:
-    """What changed since the baseline. results: of this run, by variant. Raises `ArtifactError` if the baseline was measured
-    against another reference or base model."""
+    """What changed since the baseline. results: of this run. Raises `ArtifactError` if reference or base model was another."""
     reference, reference_before = results.get(settings.reference), base.results.get(settings.reference)
     if reference_before is None or any(r["reference"] != settings.reference for r in base.results.values()):
         raise ArtifactError(f"no baseline: {base.name} measured against another reference than {settings.reference}; {NEXT}")
@@ -225,8 +222,7 @@ def _rows(base: Baseline, path: Path, now: VariantResult, before: VariantResult)
 
 
 def _cached(path: str, md5_then: str, commit: str) -> Path:
-    """The file that `path` was at a commit: from DVC's cache, else as `dvc get` fetches it. Raises `ArtifactError` if neither has
-    it."""
+    """The file that `path` was at a commit, from DVC's cache or by `dvc get`. Raises `ArtifactError` if neither has it."""
     here = CACHE / md5_then[:2] / md5_then[2:]
     kept = artifacts.ARTIFACTS / "baseline" / md5_then
     if here.exists() or kept.exists():

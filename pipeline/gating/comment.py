@@ -1,7 +1,6 @@
 """The comment on a merge request: the verdict, the most important differences, then all rules, folded.
 
-`python -m pipeline.gate --comment --baseline REV` writes it; .github/workflows/gate.yml posts it once, then finds it by MARK and
-edits it.
+`python -m pipeline.gate --comment --baseline REV` writes it; .github/workflows/gate.yml posts it once and edits it, found by MARK.
 """
 
 from __future__ import annotations

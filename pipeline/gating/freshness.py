@@ -61,8 +61,7 @@ def changed_drafts(settings: Params) -> list[str]:
 
 @contextmanager
 def project(what: str = "the results") -> Iterator[Any]:
-    """DVC's project in this folder, to compare `what` with dvc.lock. Raises `ArtifactError` if DVC refuses: no project, a damaged
-    dvc.lock, another dvc running."""
+    """DVC's project here, to compare `what` with dvc.lock. Raises `ArtifactError` if DVC refuses: none, damaged, or in use."""
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 

@@ -200,9 +200,8 @@ def would_settle(settle: int | None, metric: Metric | RuleVerdict) -> str:
 
 
 def judge_above(rule: Rule, metric: Metric | None, floors: Mapping[str, Metric]) -> tuple[Bound, Judgement]:
-    """Judge a metric against a margin above the floor (or rounding); also returns the bound that a PASS must meet. floors: metrics
-    of the reference. The floor is an estimate too: a PASS must hold above its lower limit, a FAIL above its upper one. Nothing
-    passes without a floor and its interval."""
+    """Judge a metric against a margin above the floor (or rounding), and return the bound of a PASS too. floors: the reference's.
+    The floor is an estimate too: a PASS must hold above its lower limit, a FAIL above its upper one. Nothing passes without one."""
     name = FLOORS[rule.metric][0 if rule.above == "floor" else 1]
     floor = floors.get(name)
     usable = judge(Bound(name, math.inf, "lower", ""), floor)

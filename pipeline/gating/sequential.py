@@ -41,8 +41,7 @@ class Looks:
         return all(self._settled(rule, b.metrics.get(rule.metric)) for rule in self.rules)
 
     def _settled(self, rule: Rule, metric: Metric | None) -> bool:
-        """Whether a rule is decided. A FAIL must hold after Holm's correction, even as the clearest of all rules. A count so far
-        says nothing about the rest."""
+        """Whether a rule is decided. A FAIL must survive Holm's correction as the clearest; a count so far says nothing."""
         if metric is None or metric["low"] == metric["high"]:
             return False
         judged, tail = judge(bound_of(rule), metric), (1 - self.settings.compare.confidence) / 2
@@ -57,16 +56,14 @@ class Looks:
 
 
 def rules_that_end(settings: Params, variant: str, stage: str) -> list[Rule]:
-    """The gate rules that may end a stage early. Empty with `stop: never`, for the reference, and if one of them counts from the
-    floor or the baseline."""
+    """Gate rules that may end a stage: none with `stop: never`, for the reference, or if one is from floor or baseline."""
     rules = [r for r in settings.gate.rules if applies(r, variant) and r.metric.split("/")[0] in FEEDS[stage]]
     elsewhere = any(r.above or r.against == "baseline" for r in rules)
     return [] if settings.amount.stop == "never" or variant == settings.reference or elsewhere else rules
 
 
 def looks_of(settings: Params, variant: str, stage: str, units: int, measure: Callable[[Builder, Any], object]) -> Looks | None:
-    """Up to MOST looks, each with enough documents or item families for a verdict; None if only the last would be left. units:
-    number of all documents or families."""
+    """Up to MOST looks, each with enough units (documents or item families) for a verdict; None if only the last is left."""
     rules, planned = rules_that_end(settings, variant, stage), min(MOST, units // MIN_CLUSTERS)
     return Looks(settings, rules, planned, measure) if rules and planned > 1 else None
 

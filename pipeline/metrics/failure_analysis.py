@@ -1,8 +1,7 @@
 """A variant's failures: how its divergence is spread, and the worst tokens, items and replies with their texts.
 
 Divergence has two extremes with different causes. Too few levels move nearly all tokens a little: *uniform shift*. Clipped extremes
-ruin some tokens and leave the rest alone: *isolated tokens*. `neither` is possible too. Lists are capped and state their totals; at
-some hundred kB a variant they stay out of git.
+ruin some tokens and leave the rest alone: *isolated tokens*. `neither` is possible too. Lists are capped and state their totals.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ def lists(
     b: Builder, columns: Columns | None, windows: list[WindowRow], answered: list[answers.AnswerPair] | None,
     replied: list[generation.Pair] | None, words: Words, tasks: Tasks,
 ) -> FailureLists:  # fmt: skip
-    """All that the report and MLflow show of a variant's failures; null where there are no rows. columns: of artifacts/tokens;
-    windows: the reference's."""
+    """All that report and MLflow show of failures, null without rows. columns: artifacts/tokens; windows: the reference's."""
     found: FailureLists = dict.fromkeys(FailureLists.__annotations__)  # type: ignore[assignment]
     if columns is not None:
         by: dict[str, ArrayLike] = {"domain": columns["set"], "token class": columns["token_class"]}

@@ -38,8 +38,7 @@ LATIN_SHARE = 0.5  # Latin counts only above this share: all languages write nam
 
 
 def repeated_tail(tokens: Sequence[Hashable]) -> int:
-    """Number of tokens in a loop at the end of a reply, else 0. Only the end is examined: greedy decoding never leaves a loop, but
-    it leaves a list or a refrain."""
+    """Number of tokens in a loop at the end of a reply, else 0. Greedy decoding never leaves a loop, but leaves a list."""
     n = len(tokens)
     for period in range(1, n // LOOP_TURNS + 1):
         run = period
@@ -57,8 +56,7 @@ def repetition(tokens: Sequence[Hashable]) -> float | None:
 
 
 def broken_characters(text: str, prompt: str, cut: bool) -> int:
-    """Number of U+FFFD in a reply: bytes that are not UTF-8. cut: the reply stopped at the limit, perhaps within a character. A
-    prompt with U+FFFD may be answered with it."""
+    """Number of U+FFFD in a reply: bytes that are not UTF-8; 0 if the prompt has some. cut: it stopped at the limit."""
     if "\ufffd" in prompt:
         return 0
     if cut:
@@ -81,8 +79,7 @@ def scripts(text: str) -> list[str | None]:
 
 
 def foreign_scripts(reply: str, prompt: str, reference: str) -> list[str]:
-    """Scripts of a reply that neither the prompt nor the reference's reply uses, by the constants above; none if these two have no
-    letters at all."""
+    """Scripts (by the constants above) that neither prompt nor reference uses; none if these two have no letters at all."""
     home = {*scripts(prompt), *scripts(reference)} - {None}
     if not home:
         return []
@@ -124,8 +121,7 @@ def pair(rows: list[ReplyRow], reference: list[ReplyRow]) -> list[Pair]:
 
 
 def faults(pairs: list[Pair]) -> list[tuple[dict[str, bool], dict[str, bool]]]:
-    """Faults of each reply and of the reference's, by the same criteria. The scripts of the reference's reply are allowed in both,
-    so the reference never switches script."""
+    """Faults of each reply and of the reference's. Both may use the reference's scripts, so that it never switches."""
     return [(faults_of(row, other["text"]), faults_of(other, other["text"])) for row, other in pairs]
 
 
@@ -154,8 +150,7 @@ def free_metrics(b: Builder, pairs: list[Pair], most: int, is_reference: bool) -
 
 
 def _speculation(b: Builder, rows: list[ReplyRow]) -> str | None:
-    """Compare replies with the draft to those without. A draft may change a choice only where rounding could: returns a fault if
-    the two likeliest tokens were further apart."""
+    """Compare replies with and without the draft. Only rounding may change a choice: returns a fault if it was not that close."""
     n, floor = len(rows), max(row["undrafted"]["moved"] for row in rows)
     at = [(row["undrafted"]["gaps"], departure(row["token_ids"], row["undrafted"]["token_ids"])) for row in rows]
     gaps = [gaps[d - 1] for gaps, d in at if d is not None]
@@ -213,8 +208,7 @@ def by_position(b: Builder, pairs: list[Pair], columns: dict[str, list[Any]] | N
     """How agreement decays: for positions t, the share of replies still equal to the reference's after t tokens (free), and the
     share of equal choices after the previous t up to this one in the reference's trajectories (forced).
 
-    columns: of artifacts/tokens, or None. Trajectories were drawn at a temperature and replies are greedy, so the two can differ
-    even at t = 1.
+    columns: of artifacts/tokens, or None. Trajectories are drawn at a temperature, replies greedy: they can differ even at t = 1.
     """
     departures = _departures(pairs)
     at, agree, windows = _forced(columns) if columns else (np.empty(0, int), np.empty(0), np.empty(0, str))

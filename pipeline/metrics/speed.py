@@ -241,8 +241,7 @@ SECONDS: dict[str, Callable[[TimingRow], float]] = {"prefill": first_token_s, "d
 
 
 def _roofline(b: Builder, single: list[TimingRow], good: list[TimingRow], meta: TimingsMeta, kv: float | None) -> None:
-    """Both phases' shares, and why the variant is faster or slower than the reference in the same rounds. kv: bytes of keys and
-    values per token, None if unknown."""
+    """Both phases' shares, and why the variant is faster or slower than the reference. kv: bytes of keys and values per token."""
     reference = [row for _, row in pairs(single)]
     for name, (mbu, mfu, ratio, sentence) in SHARES.items():
         phase = _phase(good, meta, "variant", name, kv, b.confidence)

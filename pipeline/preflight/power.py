@@ -35,9 +35,8 @@ ROUNDS = ("speed_ratio", "prefill_ratio")
 
 @dataclass(frozen=True)
 class Resolution:
-    """What n units can resolve. smallest: in the metric's unit, None if unknown; source, detail: where it comes from; held: units
-    in the sets; relative: `smallest` is a share of the value (divergences spread as they grow); stays: part of `smallest` that more
-    units do not reduce, as whole runs differ."""
+    """What n units resolve. smallest: in the metric's unit, None if unknown; source, detail: where it is from; held: units in the
+    sets; relative: `smallest` is a share of the value (divergences spread as they grow); stays: its part that n leaves."""
 
     n: float
     unit: str
@@ -53,8 +52,7 @@ class Resolution:
 
 
 class Sources:
-    """Results of earlier runs: the probe's metrics if they are of this base model, and the record of the sets. An unreadable file
-    counts as absent and is named in `notes`."""
+    """The probe's metrics if of this base model, and the record of the sets. An unreadable file counts as absent, with a note."""
 
     def __init__(self, settings: Params) -> None:
         self.settings, self.confidence, self.probe = settings, settings.compare.confidence, settings.gate.required[0]
@@ -91,8 +89,7 @@ class Sources:
         return f"WARNING: INCONCLUSIVE in {self.probe}'s last run: {'; '.join(metric['warnings'])}"
 
     def measured(self, name: str, n: float, unit: str, held: float = math.nan) -> Resolution | None:
-        """What a metric with n units resolves, by its interval in the last run: the error shrinks with the square root of n. None
-        without an interval."""
+        """What n units resolve by the metric's last interval, whose error shrinks with the square root of n; None without one."""
         metric = self.metrics.get(name)
         if metric is None or metric["value"] is None or metric["low"] is None or metric["high"] is None:
             return None
@@ -183,8 +180,7 @@ def _count(count: HowMany, there: int) -> int:
 
 
 def too_few(metric: str, settings: Params) -> str | None:
-    """Why the gate will not judge a metric over so few documents, or None. Trajectories are shorter and weigh less: by letters,
-    four per token."""
+    """Why the gate will not judge a metric over so few documents, or None. Trajectories weigh less: by letters, four per token."""
     texts = load_texts(Path(settings.diverge.corpus))
     n = _count(settings.amount.documents, len(texts))
     weights = np.full(n, np.mean([len(t["text"]) for t in texts]))

@@ -119,8 +119,7 @@ def quantile_interval(values: ArrayLike, clusters: ArrayLike, q: float, *, confi
 
     values: [n]; the estimate is the inverse of the empirical distribution function (no interpolation). The share's limits
     are the outer ones of t on the plain and on the logit scale, with the clusters' weight - 1 degrees of freedom. Limits past
-    the smallest or largest value give no interval. (Resampled percentiles miss that: with five rounds they covered 70 to 80 %
-    at the 95th and 99th percentile.)
+    the smallest or largest value give no interval (resampled percentiles covered 70 to 80 % at the 95th and 99th percentile).
     """
     x = np.asarray(values, float)
     n = len(x)
@@ -209,9 +208,8 @@ def outer(one: Estimate, other: Estimate) -> Estimate:
 
 
 def arithmetic_error(twice: ArrayLike, size: float) -> float:
-    """Standard error of sum(mean of two) / size from the arithmetic: half the difference between two equivalent arithmetics. twice:
-    [2, n], the same items' values in both. Independent changes of items are already in their spread; a shift of all at once, as by
-    another processor, is not."""
+    """Half the difference of two equivalent arithmetics, as standard error of sum(mean of both) / size. twice: [2, n], the items'
+    values in both. Independent changes are already in their spread; a shift of all at once, as by another processor, is not."""
     first, second = np.asarray(twice, float)
     return float(abs(first.sum() - second.sum()) / 2 / size)
 

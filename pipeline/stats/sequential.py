@@ -11,9 +11,8 @@ from scipy.stats import norm
 
 @cache
 def o_brien_fleming(looks: int, confidence: float) -> tuple[float, ...]:
-    """z of each look after equal parts: chance passes any of them with probability 1 - confidence, both sides together (O'Brien and
-    Fleming 1979). The sum of k parts has the same bound at every look; the density of sums still inside it is integrated from look
-    to look (Armitage, McPherson and Rowe 1969)."""
+    """z of each look after equal parts: chance passes any with probability 1 - confidence (O'Brien and Fleming 1979). The sum of k
+    parts has one bound; the density of sums inside is integrated from look to look (Armitage, McPherson, Rowe 1969)."""
     nodes, weights = np.polynomial.legendre.leggauss(64)
 
     def excess(bound: float) -> float:
