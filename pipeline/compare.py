@@ -1,6 +1,6 @@
 """compare: rows -> metrics with intervals -> reports/metrics/<variant>.json, and failures -> artifacts/broke/<variant>.json
 
-Rows of another build of a model, or of another reference, are refused.
+Rows of another build of a model or of another reference are refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROWS = (artifacts.answers, artifacts.tokens, artifacts.timings, artifacts.genera
 
 @dataclass(frozen=True)
 class Measured:
-    """A variant's manifest, and what stands beside its rows."""
+    """A variant's manifest, and the meta files of its rows."""
 
     name: str
     manifest: records.ModelManifest
@@ -36,17 +36,12 @@ class Measured:
 
     @classmethod
     def read(cls, name: str) -> Measured:
-        return cls(
-            name,
-            records.read(artifacts.model_dir(name) / artifacts.MANIFEST, records.ModelManifest),
-            records.read(artifacts.meta_of(artifacts.answers(name)), records.AnswersMeta),
-            records.read(artifacts.meta_of(artifacts.tokens(name)), records.TokensMeta),
-            records.read(artifacts.meta_of(artifacts.timings(name)), records.TimingsMeta),
-            records.read(artifacts.meta_of(artifacts.generations(name)), records.RepliesMeta),
-        )
+        manifest = records.read(artifacts.model_dir(name) / artifacts.MANIFEST, records.ModelManifest)
+        kinds: tuple[Any, ...] = (records.AnswersMeta, records.TokensMeta, records.TimingsMeta, records.RepliesMeta)
+        return cls(name, manifest, *(records.read(artifacts.meta_of(make(name)), kind) for make, kind in zip(ROWS, kinds)))
 
     def refuse_others(self, store: str, reference: str) -> None:
-        """Raise `ArtifactError` if rows are of another build, or of another store or reference, than those of these digests."""
+        """Raise `ArtifactError` if rows are of another build, or of another store or reference. store, reference: digests."""
         for make, meta in zip(ROWS, (self.answers, self.tokens, self.timings, self.replies)):
             if meta["model"] != self.manifest["digest"]:
                 raise ArtifactError(f"{make(self.name)} was made with another build of {self.name}; run `dvc repro`")
@@ -62,7 +57,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Rows:
-    """What was measured of a variant, in pairs with the reference; None where a stage has no rows of one of them."""
+    """A variant's rows in pairs with the reference's; None if one of them has none."""
 
     columns: dict[str, list[Any]] | None
     answers: list[AnswerPair] | None
@@ -70,7 +65,7 @@ class Rows:
 
 
 def compare(name: str, settings: params.Params) -> tuple[records.VariantResult, records.Failures]:
-    """All metrics of a variant with what they were made from, and its failures."""
+    """A variant's results with all metrics, and its failures."""
     variant, reference = Measured.read(name), Measured.read(settings.reference)
     store = records.read(artifacts.REFERENCE / artifacts.MANIFEST, records.StoreManifest)
     for measured in (variant, reference):
@@ -82,7 +77,7 @@ def compare(name: str, settings: params.Params) -> tuple[records.VariantResult, 
     status, faults = manifest["status"], {"quantize": manifest["reason"]}
     if status == "ok":
         faults = _measure(b, variant, reference, rows, settings.evaluate.allow_truncated)
-        if name == reference.name:  # the floor is the reference's own metric: its difference to itself
+        if name == reference.name:  # the noise floor is the reference's metric: its difference to itself
             b.metrics |= floors
         else:
             definitions.mark_floor_limited(b.metrics, floors)
@@ -107,7 +102,7 @@ def compare(name: str, settings: params.Params) -> tuple[records.VariantResult, 
 
 
 def floors_of(model: str, store: str) -> records.Metrics:
-    """The noise floor's metrics; raises if they are another reference's or another store's. model, store: digests."""
+    """The noise floor's metrics. Raises `ArtifactError` if they are of another reference or store. model, store: digests."""
     floor = records.read(artifacts.FLOOR, records.Floor)
     if (floor["model"], floor["store"]) != (model, store):
         raise ArtifactError(f"{artifacts.FLOOR} was measured with another reference; run `dvc repro floor`")
@@ -115,7 +110,7 @@ def floors_of(model: str, store: str) -> records.Metrics:
 
 
 def _rows(variant: Measured, reference: Measured) -> Rows:
-    """All rows but timings. Raises `ArtifactError` if those of the two were not made in the same way."""
+    """All rows except timings. Raises `ArtifactError` if the two were not measured in the same way."""
     columns = paired_answers = paired_replies = None
     names = variant.name, reference.name
     if variant.tokens["status"] == "ok":
@@ -137,12 +132,12 @@ def _rows(variant: Measured, reference: Measured) -> Rows:
 
 
 def _failed(*metas: records.RowsMeta) -> records.RowsMeta | None:
-    """The first stage's output without rows."""
+    """The first of these that has no rows."""
     return next((meta for meta in metas if meta["status"] != "ok"), None)
 
 
 def _measure(b: Builder, variant: Measured, reference: Measured, rows: Rows, allow_truncated: bool) -> dict[str, str | None]:
-    """Make all metrics; returns {stage: why there are none of it, or None}."""
+    """Compute all metrics. Returns {stage: why it has none, or None}."""
     size_metrics(b, variant.manifest, reference.manifest)
     stages: dict[str, tuple[records.RowsMeta, ...]] = {
         "diverge": (variant.tokens,), "evaluate": (variant.answers, reference.answers), "benchmark": (variant.timings,),
@@ -166,7 +161,7 @@ def _measure(b: Builder, variant: Measured, reference: Measured, rows: Rows, all
 
 
 def _reason(faults: dict[str, str | None], variant: str) -> str | None:
-    """Each stage's fault, once: tokens and replies come from one process, which ends for both."""
+    """All faults, each once: tokens and replies come from one process and end with it."""
     by_fault: dict[str, str] = {}
     for stage, fault in faults.items():
         if fault:
@@ -175,25 +170,21 @@ def _reason(faults: dict[str, str | None], variant: str) -> str | None:
 
 
 def _failures(b: Builder, variant: Measured, reference: Measured, rows: Rows) -> records.Failures:
-    """The failures that rows show, with the texts of tokens and items."""
+    """The failures in the rows, with the texts of tokens and items."""
+    from tokenizers import Tokenizer
+
     stages: dict[str, tuple[records.RowsMeta, ...]] = {
         "diverge": (variant.tokens, reference.tokens), "evaluate": (variant.answers, reference.answers),
         "replies": (variant.replies, reference.replies),
     }  # fmt: skip
-    missing = {
-        k: f"{meta['variant']} is {meta['status']}: {meta['reason']}" for k, metas in stages.items() if (meta := _failed(*metas))
-    }
+    failed = {stage: meta for stage, metas in stages.items() if (meta := _failed(*metas))}
+    missing = {stage: f"{meta['variant']} is {meta['status']}: {meta['reason']}" for stage, meta in failed.items()}
     columns = None if "diverge" in missing else rows.columns
     windows = records.read_rows(artifacts.REFERENCE / "windows.jsonl", records.WindowRow) if columns else []
     tasks = {name: load_task(name) for name in local_tasks().keys() & {row["task"] for row, _ in rows.answers or []}}
-    path, tokenizer, notes = artifacts.BASE / "tokenizer.json", None, []
-    if path.exists():
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(str(path))
-    else:
-        notes.append(f"{artifacts.BASE} has no tokenizer.json: tokens are shown as ids")
-    words = failure_analysis.Words(tokenizer)
+    path = artifacts.BASE / "tokenizer.json"
+    notes = [] if path.exists() else [f"{artifacts.BASE} has no tokenizer.json: tokens are shown as ids"]
+    words = failure_analysis.Words(Tokenizer.from_file(str(path)) if path.exists() else None)
     lists = failure_analysis.lists(b, columns, windows, rows.answers, rows.replies, words, tasks)
     spread = lists["spread"]
     return {

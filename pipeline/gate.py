@@ -1,8 +1,7 @@
 """gate: metrics + rules -> PASS / FAIL / INCONCLUSIVE -> reports/gate.json
 
-The stage writes the verdict and exits 0, so that report and MLflow always come after it. A merge runs `--enforce`: exit 0 pass,
-1 fail, 2 missing or stale, 3 inconclusive. `--baseline REV` also compares results and rules with that commit's; `--comment`
-writes the comment of a merge request.
+The stage writes the verdict and exits 0, so that report and MLflow follow. `--enforce` exits 0 pass, 1 fail, 2 missing or stale, 3
+inconclusive; `--baseline REV` also compares with that commit; `--comment` writes the comment for a merge request.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NO_BASE = "no baseline named: the rules were not compared with earlier ones (--b
 
 
 def enforce(settings: Params, rev: str | None = None, *, write: bool = False, as_json: bool = False) -> int:
-    """Exit code for a merge; anything missing or changed since is never a pass. write: the comment, too; as_json: print JSON."""
+    """Exit code for a merge; missing or stale results never pass. write: also the comment; as_json: print JSON."""
     try:
         merge = verdicts.for_merge(settings, rev)
     except QuantgateError as e:

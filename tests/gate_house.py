@@ -1,4 +1,4 @@
-"""A project in a folder of its own as far as a gate looks: params, results, DVC's files as a run leaves them, git commits."""
+"""What a gate needs of a project, in its own folder: params, results, DVC's files as after a run, git commits."""
 
 import hashlib
 import json
@@ -28,8 +28,12 @@ OTHERS = ("pipeline/protocol.yaml", "pipeline/engines/hf.py")  # what a stage th
 
 
 def alone() -> dict[str, Any]:
-    """What a metric has besides its value, interval, n and unit: its units are independent, and nothing is to be said."""
+    """What a metric has besides value, interval, n and unit, if its units are independent and it has no warnings."""
     return {"method": "", "clusters": None, "weight": None, "between": None, "warnings": [], "confidence": 0.95}
+
+
+def builder(resamples: int = 200) -> Builder:
+    return Builder(params.Compare(resamples=resamples), seed=1)
 
 
 def md5(path: Path) -> str:
@@ -37,7 +41,7 @@ def md5(path: Path) -> str:
 
 
 def lock(settings: params.Params) -> None:
-    """Write dvc.yaml and dvc.lock as if DVC had run three stages that gave what is here: rows, metrics, verdict."""
+    """Write dvc.yaml and dvc.lock as if DVC had made rows, metrics and verdict here in three stages."""
     artifacts.write_text(Path(".dvc/config"), "[core]\n    no_scm = true\n")
     folders = [artifacts.ARTIFACTS / kind for kind in ("answers", "base", "models", "serving", "tokens")]
     rows = [p for folder in folders for p in folder.rglob("*") if p.is_file()]
@@ -61,7 +65,7 @@ def lock(settings: params.Params) -> None:
 
 
 def run(settings: params.Params) -> dict[str, Any]:
-    """Judge what is here, and lock it, as `dvc repro` does; returns the verdict."""
+    """Judge the results here and lock them, as `dvc repro` does. Returns the verdict."""
     verdict: Any = verdicts.of(verdicts.load_results(settings), settings)
     artifacts.write_json(artifacts.GATE, verdict | {"inputs": freshness.inputs(settings)})
     lock(settings)
@@ -73,7 +77,7 @@ def metric(value: float | None, low: float | None, high: float | None, n: int = 
 
 
 def result(settings: params.Params, variant: str, metrics: dict[str, Any], **more: Any) -> Any:
-    """A variant's metrics file as `compare` writes it with these params."""
+    """A variant's results as `compare` writes them with these params."""
     v = settings.variants[variant]
     with_units = {name: {"unit": what.unit, **alone()} | m for name, m in metrics.items() if (what := definition(name))}
     return {
@@ -85,7 +89,7 @@ def result(settings: params.Params, variant: str, metrics: dict[str, Any], **mor
 
 
 def write_manifest(folder: Path, **fields: Any) -> None:
-    """The manifest of a base or a model as its stage writes it, of the files that are there."""
+    """Write the manifest of a base or a model, with the files that are there."""
     artifacts.write_json(folder / artifacts.MANIFEST, {
         "status": "ok", "reason": None, "files": artifacts.files_of(folder), "digest": "d", "versions": {}, "source": "path",
         "note": None, "weights": 1, "trust_remote_code": False, "variant": folder.name, "quantizer": "q", "engine": "e",
@@ -98,7 +102,7 @@ def write_metrics(settings: params.Params, variant: str, metrics: dict[str, Any]
 
 
 def token_rows(loss: float, *, documents: int = DOCUMENTS) -> dict[str, Any]:
-    """Columns of artifacts/tokens of a variant whose mean KLD is about `loss` nats; the same tokens whatever the loss."""
+    """Columns of artifacts/tokens of a variant with a mean KLD of about `loss` nats; all have the same tokens."""
     rng, most, n = np.random.default_rng(5), 100 * EACH, documents * EACH
     hard, likely, ids = rng.gamma(2, 0.5, most)[:n], rng.gamma(2, 1, most)[:n], rng.integers(0, 400, most)[:n]
     kld, logp_ref, top1_ref = loss * hard, -likely, ids  # hard: how easily a token is disturbed, the same in every variant
@@ -126,7 +130,7 @@ def answer_rows(wrong: int, *, items: int = ITEMS) -> list[dict[str, Any]]:
 
 
 def make(settings: params.Params, variant: str, loss: float, wrong: int, **sizes: int) -> None:
-    """Rows and results of a variant, in place, and in DVC's cache."""
+    """Write a variant's rows and results, also into DVC's cache."""
     tokens = {k: v for k, v in sizes.items() if k == "documents"}
     items = {k: v for k, v in sizes.items() if k == "items"}
     artifacts.tokens(variant).parent.mkdir(parents=True, exist_ok=True)
@@ -157,6 +161,6 @@ def commit(message: str) -> str:
 
 
 def finish(settings: params.Params, message: str) -> str:
-    """Judge, lock and commit what is here."""
+    """Judge, lock and commit the results here."""
     run(settings)
     return commit(message)

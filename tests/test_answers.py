@@ -5,14 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gate_house import builder
 
 from pipeline.core.errors import ArtifactError
-from pipeline.core.params import Compare
 from pipeline.core.records import Metrics
 from pipeline.evaluate import check as check_rows
 from pipeline.gating.rules import Bound, judge
 from pipeline.metrics.answers import answer_metrics, pair
-from pipeline.metrics.builder import Builder
 
 
 def answer(k: int, acc: float, task: str = "t", **more: Any) -> Any:
@@ -28,7 +27,7 @@ def answers(right: Iterable[float], **more: Any) -> list[Any]:
 
 
 def measured(rows: list[Any], reference: list[Any], once: str | None = None) -> Metrics:
-    b = Builder(Compare(resamples=200), seed=1)
+    b = builder()
     assert answer_metrics(b, pair(rows, reference), allow_truncated=False, once=once) is None
     return b.metrics
 
@@ -149,7 +148,7 @@ def test_only_the_same_items_asked_the_same_once_are_paired(rows: list[Any], ref
 
 def test_truncated_items_make_the_variant_invalid_unless_allowed() -> None:
     pairs = pair([answer(0, 1.0, truncated=True)], [answer(0, 1.0, truncated=True)])
-    b = Builder(Compare(resamples=200), seed=1)
+    b = builder()
     assert "1 items are longer" in str(answer_metrics(b, pairs, allow_truncated=False))
     assert answer_metrics(b, pairs, allow_truncated=True) is None
 

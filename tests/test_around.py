@@ -210,7 +210,7 @@ def test_output_that_takes_ascii_only_gets_question_marks() -> None:
 def test_what_is_blamed_is_what_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log"
     for number, said in (
-        (signal.SIGBUS, "a file that it had open was cut, or the disk is full"),
+        (signal.SIGBUS, "a file that it had open was truncated, or the disk is full"),
         (signal.SIGSEGV, "a fault of the library or of the model's files"),
         (signal.SIGTERM, "quantize x was stopped by SIGTERM"),
     ):

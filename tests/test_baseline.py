@@ -1,4 +1,4 @@
-"""A merge is judged against the commit it goes into: paired where its rows can be had, and never passed where it is missing."""
+"""A merge is judged against the commit it goes into: paired if its rows are available, and never passed if it is missing."""
 
 import copy
 import shutil
@@ -8,22 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from gate_house import EACH, ITEMS, MACHINE, answer_rows, commit, finish, git, make, metric, run, token_rows
+from conftest import ROOT
+from gate_house import EACH, ITEMS, MACHINE, answer_rows, builder, commit, finish, git, make, metric, run, token_rows
 
 from pipeline import gate
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError
-from pipeline.core.params import Compare, Rule
+from pipeline.core.params import Rule
 from pipeline.gating import baseline, comment
 from pipeline.gating.paired_difference import items_paired, tokens_paired, unpaired
 from pipeline.gating.rules import bound_of
 from pipeline.gating.rules import judge as judge_metric
 from pipeline.gating.verdicts import for_merge
-from pipeline.metrics.builder import Builder
 from pipeline.serving import results as server_results
 from pipeline.stats import intervals
 
-ROOT = Path(__file__).resolve().parent.parent
 RULES = [
     {"metric": "kld_mean", "margin": "0.6 nats"},
     {"metric": "kld_mean", "margin": "0.05 nats", "against": "baseline"},
@@ -150,7 +149,7 @@ def test_paired_differences_are_those_of_the_closed_forms_and_narrower_than_unpa
     assert ratio["value"] == pytest.approx(np.exp(loss.mean()))
 
 
-def test_without_the_baselines_rows_the_summaries_do_and_say_that_pairing_was_lost(house: params.Params) -> None:
+def test_without_the_baselines_rows_summaries_are_compared_and_say_that_pairing_was_lost(house: params.Params) -> None:
     settings = coarser()
     paired = rule(merged(settings), "kld_mean")
     then = baseline.read("main").lock["artifacts/tokens/int4.parquet"]
@@ -170,10 +169,6 @@ def test_only_what_was_asked_both_times_is_paired_and_the_rest_is_counted(house:
     for name, n, left in (("kld_mean", 1000, "250 tokens"), ("acc_delta/all", ITEMS, "100 items")):
         assert found[name]["n"] == n and f"{left} of this run have no baseline" in found[name]["warnings"]
     assert "250 tokens of this run" in rule(merged(settings), "kld_mean")["reason"]
-
-
-def builder() -> Builder:
-    return Builder(Compare(resamples=200), 1)
 
 
 def test_pairing_is_by_token_and_item_and_not_by_order() -> None:
@@ -333,7 +328,7 @@ def test_an_unknown_figure_with_its_reason_is_not_lost(house: params.Params) -> 
     assert merged(rewrite("int4", metrics=metrics))["verdict"] == "PASS"
 
 
-def test_a_variant_that_the_baseline_has_not_never_passes_a_rule_against_it(house: params.Params) -> None:
+def test_a_variant_that_the_baseline_lacks_never_passes_a_rule_against_it(house: params.Params) -> None:
     settings = edit(lambda p: p["variants"].update({"int3": INT4 | {"options": {"bits": 3, "group_size": 64}}}))
     make(settings, "int3", 0.1, 30)
     finish(settings, "int3")
@@ -363,12 +358,12 @@ def test_a_margin_as_wide_as_the_baselines_whole_value_fails(house: params.Param
     assert found["verdict"] == verdict and ("so it protects nothing" in found["reason"]) is (verdict == "FAIL")
 
 
-def test_what_counts_from_a_reference_that_was_built_anew_is_not_judged(house: params.Params) -> None:
+def test_differences_to_a_rebuilt_reference_are_not_judged(house: params.Params) -> None:
     """A reference made worse brings every variant nearer to it; answers do not count from it."""
     coarser(0.1, 30)
     v = merged(rewrite("bf16", model="built anew"))
     kld, acc = rule(v, "kld_mean"), rule(v, "acc_delta/all")
-    assert kld["verdict"] == "INCONCLUSIVE" and "the reference is built in another way than at main" in kld["reason"]
+    assert kld["verdict"] == "INCONCLUSIVE" and "the reference is not built as at main" in kld["reason"]
     assert acc["verdict"] == "PASS" and v["verdict"] == "INCONCLUSIVE"
 
 

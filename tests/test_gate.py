@@ -1,4 +1,4 @@
-"""The gate passes only what is known to pass; everything missing, broken or undecided has its own reason."""
+"""The gate passes only what is known to pass; a missing, broken or undecided result has its own reason."""
 
 import itertools
 import json
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from conftest import ROOT
 from gate_house import OTHERS, lock, metric, result, write_manifest, write_metrics
 from gate_house import run as judged
 from pydantic import ValidationError
@@ -24,7 +25,6 @@ from pipeline.metrics.definitions import DEFINITIONS, LOWER_BOUNDS
 from pipeline.speed import hardware
 from pipeline.stats.intervals import paired_difference
 
-ROOT = Path(__file__).resolve().parent.parent
 KLD = {"metric": "kld_mean", "margin": "0.02 nats"}
 
 
@@ -39,8 +39,8 @@ DAMAGED: list[tuple[dict[str, Any], str, str]] = [
     ({"value": 0.5}, "INCONCLUSIVE", "does not contain its value: 0.5 is not in [0.005, 0.007]"),
     ({"value": 0.001}, "INCONCLUSIVE", "does not contain its value: 0.001 is not in [0.005, 0.007]"),
     ({"high": 1e999}, "INCONCLUSIVE", "kld_mean has no interval"),
-    ({"confidence": 0.5}, "INCONCLUSIVE", "it is of 0.5 confidence, not 0.95"),
-    ({"confidence": None}, "INCONCLUSIVE", "it is of None confidence, not 0.95"),
+    ({"confidence": 0.5}, "INCONCLUSIVE", "its confidence is 0.5, not 0.95"),
+    ({"confidence": None}, "INCONCLUSIVE", "its confidence is None, not 0.95"),
     ({"unit": "pp"}, "INCONCLUSIVE", "its unit is pp, not nats"),
     ({"value": None, "low": None, "high": None, "warnings": ["no kernel"]}, "FAIL", "no kernel"),
     ({"value": math.nan}, "FAIL", "kld_mean has no value"),
@@ -82,7 +82,7 @@ def test_an_interval_is_judged_as_a_whole(rule: dict[str, Any], interval: Any, e
     ({"limit": "500 ms", "machine": "51aadf10"}, "PASS", "limit 500 ms on machine 51aadf10), on machine 51aadf10 (EPYC)"),
     ({"limit": "500 ms", "machine": "1234abcd"}, "INCONCLUSIVE", "timed on machine 51aadf10 (EPYC), and the limit is for 1234abcd"),
 ])  # fmt: skip
-def test_a_limit_on_times_is_of_the_machine_that_they_were_taken_on(rule: dict[str, Any], verdict: str, says: str) -> None:
+def test_a_limit_on_times_applies_to_the_machine_that_measured_them(rule: dict[str, Any], verdict: str, says: str) -> None:
     settings = params.load(ROOT / "params.yaml")
     rules = [Rule.model_validate({"metric": "ttft_ms"} | rule)]
     settings = settings.model_copy(update={"gate": settings.gate.model_copy(update={"rules": rules})})
@@ -110,7 +110,7 @@ def test_direction_belongs_to_the_metric_and_not_to_whoever_writes_the_rule() ->
 @pytest.mark.parametrize("rule, reason", [
     ({"margin": "nan nats"}, "number and a unit"), ({"margin": "0.02"}, "number and a unit"), ({"margin": ""}, "number and a unit"),
     ({"margin": "1e999 nats"}, "finite"), ({"margin": "-1 nats"}, "not negative"), ({"margin": "1 pp"}, "nats"),
-    ({"margin": math.nan}, "two ways"), ({"margin": 1}, "two ways"), ({"margin": 0.02}, "two ways"),
+    ({"margin": math.nan}, "ambiguous"), ({"margin": 1}, "ambiguous"), ({"margin": 0.02}, "ambiguous"),
     ({"margin": True}, "valid string"), ({"margin": None}, "exactly one of margin"),
     ({"margin": "1 nats", "limit": "1 nats"}, "exactly one of margin"),
     ({"limit": "1 nats", "machine": "51aadf10"}, "the same on any machine"),
@@ -131,13 +131,13 @@ def test_direction_belongs_to_the_metric_and_not_to_whoever_writes_the_rule() ->
     ({"metric": "top1_agreement", "margin": "100 pp", "against": "baseline"}, "can never fail"),
     ({"metric": "p_mcnemar", "margin": "0.1 p", "against": "baseline"}, "no value that means"),
 ])  # fmt: skip
-def test_a_rule_that_could_be_read_wrongly_is_refused(rule: dict[str, Any], reason: str) -> None:
+def test_an_ambiguous_or_meaningless_rule_is_refused(rule: dict[str, Any], reason: str) -> None:
     with pytest.raises((ValidationError, ParamsError), match=reason):
         bound(**rule)
 
 
-def test_no_metric_has_a_bound_that_everything_it_can_be_would_meet() -> None:
-    """The kind, over all definitions: the widest bound that is let through can still be failed, the strictest met."""
+def test_no_bound_is_allowed_that_every_possible_value_meets() -> None:
+    """For all definitions: the widest allowed bound can be failed, the strictest can be met."""
     amounts = (0, 1e-9, 0.5, 1, 50, 99, 100, 1000, 1e12)
     for (name, what), kind, amount in itertools.product(DEFINITIONS.items(), ("margin", "gain", "limit"), amounts):
         low, high = {"pp": (-100.0, 100.0), "fraction": (0.0, 1.0), "p": (0.0, 1.0)}.get(what.unit, (0.0, math.inf))
@@ -151,7 +151,7 @@ def test_no_metric_has_a_bound_that_everything_it_can_be_would_meet() -> None:
         assert can_fail_and_pass, (name, kind, amount, threshold)
 
 
-def test_of_no_verdicts_nothing_passes() -> None:
+def test_no_verdicts_at_all_are_a_fail() -> None:
     assert worst([]) == "FAIL" and worst(["PASS", "INCONCLUSIVE"]) == "INCONCLUSIVE"
 
 
@@ -242,13 +242,13 @@ def test_a_baseline_goes_with_a_merge_and_is_not_empty(house: params.Params, cap
     ("n", "100"), ("n", 1.5), ("n", True), ("value", "0.006"), ("value", [0.006]), ("value", False), ("low", "0.005"),
     ("confidence", "0.95"), ("unit", None),
 ])  # fmt: skip
-def test_results_of_another_type_are_no_results(house: params.Params, key: str, value: Any) -> None:
+def test_results_of_the_wrong_type_are_refused(house: params.Params, key: str, value: Any) -> None:
     change("int8", {"kld_mean": GOOD["kld_mean"] | {key: value}})
     with pytest.raises(ArtifactError, match=f"reports/metrics/int8.json is damaged .metrics.kld_mean.{key}"):
         judged(house)
 
 
-def test_a_name_that_is_given_twice_in_results_is_no_results(house: params.Params) -> None:
+def test_results_with_a_name_twice_are_refused(house: params.Params) -> None:
     text = artifacts.metrics("int8").read_text(encoding="utf-8").replace('"top1_agreement"', '"kld_mean"')
     artifacts.write_text(artifacts.metrics("int8"), text)
     with pytest.raises(ArtifactError, match="int8.json is not valid JSON .'kld_mean' is given twice"):
@@ -284,7 +284,7 @@ STALE: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("damage, said", STALE.values(), ids=STALE.keys())
-def test_whatever_differs_from_what_was_measured_is_exit_2_and_named_once_with_one_remedy(
+def test_anything_that_changed_since_measuring_is_exit_2_and_named_once_with_one_remedy(
     house: params.Params, damage: Any, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path in (*map(Path, OTHERS), MODEL):
@@ -373,7 +373,7 @@ def test_metrics_edited_by_hand_and_judged_anew_are_exit_2(house: params.Params,
     assert gate.enforce(house) == 0
 
 
-def test_what_params_no_longer_name_appears_nowhere(house: params.Params) -> None:
+def test_a_variant_removed_from_params_appears_nowhere(house: params.Params) -> None:
     artifacts.write_json(artifacts.metrics("retired-variant"), {"status": "ok", "metrics": {}})
     assert "retired-variant" not in str(judged(house))
 
@@ -385,7 +385,7 @@ NEARLY = metric(0.03, 0.0218, 0.0382, n=5000, clusters=40)  # p 0.009: of four r
 
 
 @pytest.mark.parametrize("kld", [BARELY, NEARLY])
-def test_a_fail_that_holms_correction_does_not_bear_out_is_inconclusive(house: params.Params, kld: dict[str, Any]) -> None:
+def test_a_fail_that_does_not_survive_holms_correction_is_inconclusive(house: params.Params, kld: dict[str, Any]) -> None:
     int8 = judged_int8(house, {"kld_mean": kld})
     rule = int8["rules"][0]
     assert int8["verdict"] == rule["verdict"] == "INCONCLUSIVE"
@@ -396,7 +396,7 @@ def test_a_fail_that_holms_correction_does_not_bear_out_is_inconclusive(house: p
     assert judged(alone)["variants"]["int8"]["verdict"] == "FAIL", "it is the only rule"
 
 
-def test_one_clear_fail_carries_the_next_by_a_step_less(house: params.Params) -> None:
+def test_after_the_clearest_fail_the_next_is_corrected_for_one_rule_fewer(house: params.Params) -> None:
     """Holm, not Bonferroni: once the clearest of four stands, the next needs to hold against three."""
     next_one = metric(1.04, 1.0239, 1.056, n=5000, clusters=200)  # past 1.02; p 0.0077: times 3 it stands, times 4 it would not
     int8 = judged_int8(house, {"kld_mean": metric(0.3, 0.2, 0.4), "ppl_ratio": next_one})
@@ -446,7 +446,7 @@ def test_30_lost_and_20_won_is_judged_by_its_interval_and_never_called_significa
     assert "significant" not in str(int8).lower()
 
 
-def test_what_is_not_here_is_named_and_keeps_nothing_from_passing(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
+def test_absent_files_are_named_and_do_not_block_a_pass(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
     """A clone has neither rows nor models."""
     for path in (ROWS, MODEL):
         artifacts.write_text(path, "as it was")

@@ -84,7 +84,7 @@ def test_without_a_compiler_a_line_says_what_is_missing_and_installing_goes_on(
     assert "no C++ compiler" in capsys.readouterr().out
 
 
-def test_a_compiler_that_fails_is_told_with_its_words_and_what_to_do(
+def test_a_failed_compilation_shows_the_compilers_words_and_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compiler()

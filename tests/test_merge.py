@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from conftest import ROOT
 from gate_house import commit, git
 from test_baseline import coarser, edit, house, on_main  # noqa: F401
 
@@ -21,7 +22,6 @@ from pipeline.gating import comment
 from pipeline.gating.verdicts import Merge, for_merge
 from pipeline.reporting.text import with_unit
 
-ROOT = Path(__file__).resolve().parent.parent
 WORKFLOW = ROOT / ".github/workflows/gate.yml"
 STEPS: list[dict[str, Any]] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]["gate"]["steps"]
 

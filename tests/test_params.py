@@ -1,4 +1,4 @@
-"""A fault in params.yaml is found with its line, its value and the nearest right key."""
+"""A fault in params.yaml is reported with its line, its value and the nearest right key."""
 
 import functools
 import re
@@ -86,10 +86,10 @@ def test_a_file_that_cannot_be_read_has_a_line_only_where_one_is_to_blame(
 def test_a_missing_section_has_no_line_and_is_named(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(yaml.safe_dump({k: v for k, v in yaml.safe_load(GOOD).items() if k != "gate"}), encoding="utf-8")
-    assert fault(path).endswith("params.yaml: gate: this key is needed and missing")
+    assert fault(path).endswith("params.yaml: gate: this key is required")
 
 
-# Each kind of fault that pydantic finds in a section, or in an option of a backend: (what is written, what is said of it).
+# Each kind of fault that pydantic finds in a section, or in an option of a backend: (what params.yaml has, the message).
 KINDS = {
     "model_type": ({"calibration": 5}, "calibration = 5: must be a section"),
     "model_attributes_type": ({"model": "hub"}, "model = 'hub': must be a section"),
@@ -112,7 +112,7 @@ KINDS = {
     "less_than": ({"seed": 2**32}, "seed = 4294967296: must be less than 4294967296"),
     "too_short": ({"gate.required": []}, "gate.required = []: must be 1 or more, and there are 0"),
     "too_short mapping": ({"variants": {}}, "variants: must be 1 or more"),
-    "missing": ({"tiers.smoke": {}}, "tiers.smoke.documents: this key is needed and missing"),
+    "missing": ({"tiers.smoke": {}}, "tiers.smoke.documents: this key is required"),
     "extra_forbidden": ({"evaluate.batchsize": 1}, "evaluate.batchsize: unknown key (value 1); did you mean 'batch_size'?"),
     "union_tag_invalid": ({"model.source": "hbu"}, "model: source hbu; did you mean 'hub'?"),
     "union_tag_not_found": ({"model": {"id": "a"}}, "model: source is missing; there is: package, path, hub"),
@@ -124,7 +124,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_fault_is_told_in_words_of_the_library(tmp_path: Path, kind: str) -> None:
+def test_no_message_repeats_the_librarys_words(tmp_path: Path, kind: str) -> None:
     changes, expected = KINDS[kind]
     data = yaml.safe_load(GOOD)
     for dotted, value in changes.items():
@@ -151,7 +151,7 @@ def test_no_fault_is_told_in_words_of_the_library(tmp_path: Path, kind: str) -> 
     (Annotated[list[int], Field(max_length=1)], [1, 2], "option x = [1, 2]: must be 1 or fewer"),
     (None, 5, "option x = 5: must be left empty"), (bool, 1, "option x = 1: must be true or false"),
 ])  # fmt: skip
-def test_an_option_s_fault_is_told_in_the_same_words(hint: Any, value: object, expected: str) -> None:
+def test_a_fault_of_an_option_has_the_same_words(hint: Any, value: object, expected: str) -> None:
     def method(*, x: object = None) -> None:
         """A backend's function."""
 
@@ -162,7 +162,7 @@ def test_an_option_s_fault_is_told_in_the_same_words(hint: Any, value: object, e
 
 
 @pytest.mark.parametrize("value", ["1e-4", "010", "0o17", "1_000", "12:30", "2026-12-01", ".inf", "on", "no", "~", "'1e-4'"])
-def test_a_value_means_to_us_what_it_means_to_dvc(tmp_path: Path, value: str) -> None:
+def test_yaml_values_are_read_as_dvc_reads_them(tmp_path: Path, value: str) -> None:
     path = written(tmp_path, "{dtype: bfloat16}", f"{{dtype: {value}}}")
     read = params.load(path).variants["bf16"].options["dtype"]
     by_dvc = load_yaml(str(path))["variants"]["bf16"]["options"]["dtype"]
@@ -177,17 +177,17 @@ Q4 = "engine: llamacpp, options: {type: Q4_0}"
     ("hf, options: {bits: 4, group_size", "hf, options: {bits: 4, group_sise", ["unknown option 'group_sise'", "'group_size'"]),
     ("bits: 4,", "bits: 5,", ["variants.int4-rtn", "bits = 5"]),
     ("group_size: 64", "group_size: '64'", ["group_size = '64'", "must be -1, 16"]),
-    ("metric: acc_delta/all", "metric: acc_delta/fatcs", ["'acc_delta/fatcs'", "did you mean 'facts'"]),
+    ("metric: acc_delta/all", "metric: acc_delta/fatcs", ["'acc_delta/fatcs'", "did you mean 'acc_delta/facts'"]),
     ("metric: acc_delta/all", "metric: acc_delta/prose_ppl", ["has no right and wrong; use byte_ppl_ratio/prose_ppl"]),
     ("metric: acc_delta/all", "metric: score_delta/instruct", ["has no choices; use acc_delta/instruct"]),
-    ("metric: acc_delta/all", "metric: acc_delta", ["'acc_delta'", "give one of the tier's tasks"]),
+    ("metric: acc_delta/all", "metric: acc_delta", ["'acc_delta' is not measured in tier 'default'", "'acc_delta/all'"]),
     ("metric: kld_mean", "metric: kld_maen", ["'kld_maen' is not known", "did you mean 'kld_mean'"]),
-    ("metric: speed_ratio", "metric: tpot_ms/context-1025", ["no such part", "did you mean 'context-1024'"]),
+    ("metric: speed_ratio", "metric: tpot_ms/context-1025", ["is not measured", "did you mean 'tpot_ms/context-1024'"]),
     ("set: evalsets/calibration/own.jsonl", "set: evalsets/corpus/news.jsonl", ["overlaps what is measured", "'news-01'"]),
     ("set: evalsets/calibration/own.jsonl", "set: evalsets/calibration/onw.jsonl", ["calibration.set", "cannot be read"]),
-    ("{dtype: bfloat16}", "{}", ["variants.bf16", "option 'dtype' is needed"]),
+    ("{dtype: bfloat16}", "{}", ["variants.bf16", "option 'dtype' is required"]),
     ("{dtype: bfloat16}", "{dtype: bfloat16}, engine_options: {kv: int8}", ["'bf16' quantizes its key-value cache", "remove kv"]),
-    ("metric: acc_delta/all", "metric: acc_depth/retrieval:long-0.2", ["give a task and a depth that the tier asks for"]),
+    ("metric: acc_delta/all", "metric: acc_depth/retrieval:long-0.2", ["long-0.2' is not measured in tier 'default'"]),
     ("engine: llamacpp", "engine: hf", ["variants.gguf-bf16", "does not read what quantizer 'gguf'", "llamacpp"]),
     ("engine: hf, options: {scheme", "engine: llamacpp, options: {scheme", ["variants.int8", "use engine: hf"]),
     ("{dtype: bfloat16}", "{dtype: bfloat16}, engine_options: {speculate: {draft: ngram, tokens: 4}}", ["'bf16' speculates"]),
@@ -195,11 +195,11 @@ Q4 = "engine: llamacpp, options: {type: Q4_0}"
     (Q4, f"{Q4}, engine_options: {{speculate: {{draft: gguf-q8, tokens: 4}}}}", ["'gguf-q8' is not", "did you mean 'gguf-q8_0'"]),
     (Q4, f"{Q4}, engine_options: {{speculate: {{draft: int8, tokens: 4}}}}", ["draft 'int8' runs in engine 'hf'"]),
     (Q4, f"{Q4}, engine_options: {{speculate: {{draft: ngram, tokens: 17}}}}", ["speculate.tokens = 17: must be at most 16"]),
-    (Q4, f"{Q4}, engine_options: {{speculate: {{draft: ngram}}}}", ["speculate.tokens: this key is needed"]),
+    (Q4, f"{Q4}, engine_options: {{speculate: {{draft: ngram}}}}", ["speculate.tokens: this key is required"]),
     ("margin: 0.02 nats", "margin: -0.02 nats", ["must be a finite number that is not negative"]),
 ])  # fmt: skip
 @pytest.mark.usefixtures("at_root")
-def test_what_needs_other_modules_is_checked_before_work(
+def test_faults_that_need_other_modules_are_found_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, expected: list[str]
 ) -> None:
     monkeypatch.setattr(check, "_lm_eval_tasks", lambda: {"hellaswag"})  # the real index takes ten seconds

@@ -1,10 +1,11 @@
-"""A gate that asks for less than at the commit merged into fails, unless its params.yaml says why and did not say so before."""
+"""A gate that is looser than at the commit merged into fails, unless its params.yaml gives a new reason."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from conftest import ROOT
 from gate_house import commit, finish, git, metric, run, write_metrics
 from test_gate import GOOD, damage_params
 
@@ -14,7 +15,6 @@ from pipeline.core.errors import ParamsError
 from pipeline.gating import comment
 from pipeline.gating.verdicts import Merge, for_merge
 
-ROOT = Path(__file__).resolve().parent.parent
 KLD = {"metric": "kld_mean", "margin": "0.02 nats"}
 ACC = {"metric": "acc_delta/all", "margin": "2 pp", "variants": ["int8", "nf4"]}
 SPEED = {"metric": "speed_ratio", "margin": "10 %", "required": False}
@@ -131,12 +131,12 @@ def test_a_variant_that_is_no_longer_measured_needs_a_reason(house: params.Param
     [*RULES, {"metric": "ppl_ratio", "margin": "2 %"}],
     [KLD, KLD | {"margin": "0.05 nats", "variants": ["nf4"]}, {k: v for k, v in ACC.items() if k != "variants"}, SPEED],
 ])  # fmt: skip
-def test_stricter_and_new_rules_just_hold(house: params.Params, rules: list[dict[str, Any]]) -> None:
+def test_stricter_and_new_rules_need_no_reason(house: params.Params, rules: list[dict[str, Any]]) -> None:
     merge = merged(rules)
     assert merge.loosened == [] and "at the baseline" not in str(merge.verdict)
 
 
-def test_a_reason_that_stood_there_already_excuses_nothing_new(house: params.Params) -> None:
+def test_an_old_reason_does_not_excuse_a_new_loosening(house: params.Params) -> None:
     """At the base it was the reason of an earlier loosening."""
     finish(change([KLD | {"margin": "0.03 nats"} | WHY, ACC, SPEED], gate=WHY), "looser")
     git("checkout", "--quiet", "-b", "next")
@@ -169,6 +169,6 @@ def test_the_noise_is_the_floors_upper_end_and_what_the_interval_of_a_required_v
     assert kld.noise == f"{0.003 + errors:.2g} nats" and speed.noise == "7.1 %"
 
 
-def test_an_empty_reason_is_none(house: params.Params) -> None:
+def test_an_empty_reason_is_refused(house: params.Params) -> None:
     with pytest.raises(ParamsError, match=r"gate.rules.0.reason = ' ': must be a sentence"):
         change([KLD | {"reason": " "}, ACC, SPEED])

@@ -1,4 +1,4 @@
-"""What a tier can resolve is said before it runs, from rows where there are any, and held against the gate's margins."""
+"""What a tier can resolve is reported before it runs, from earlier results if there are any, and compared with the margins."""
 
 import functools
 import re
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from gate_house import alone, write_manifest
 
 from pipeline import check
@@ -16,7 +17,6 @@ from pipeline.core.params import Rule
 from pipeline.preflight import power
 from pipeline.stats import intervals
 
-ROOT = Path(__file__).resolve().parent.parent
 LOADED = functools.cache(power.tasks.load_task)  # the sets are the same in every house
 
 
@@ -110,8 +110,8 @@ def test_a_margin_that_cannot_be_resolved_is_a_warning_with_the_items_needed(hou
 
 def test_a_tier_too_small_for_any_verdict_is_a_warning(house: params.Params) -> None:
     settings = with_tier(house, documents=5, trajectories=6)
-    assert "WARNING: INCONCLUSIVE whatever is found: 5 weigh as 5 equal ones" in line(settings, "rule ppl_ratio")
-    assert "WARNING: INCONCLUSIVE whatever is found: 11 weigh as" in line(settings, "rule kld_mean")
+    assert "WARNING: always INCONCLUSIVE: 5 texts weigh as 5 equal ones" in line(settings, "rule ppl_ratio")
+    assert "WARNING: always INCONCLUSIVE: 11 texts weigh as" in line(settings, "rule kld_mean")
     assert "WARNING" not in line(house, "rule ppl_ratio") + line(house, "rule kld_mean")
 
 
@@ -145,7 +145,7 @@ def test_an_edited_set_has_no_record(house: params.Params) -> None:
 def test_a_damaged_record_stops_nothing_and_is_named(house: params.Params, content: str) -> None:
     power.RECORD.write_text(content, encoding="utf-8")
     assert "unknown until" in line(house, "facts") and not any("resolves" in x for x in power.lines(house))
-    assert line(house, "not used: reports/evalsets.json is ")
+    assert line(house, "ignored: reports/evalsets.json is ")
 
 
 def test_check_prints_it_and_writes_what_it_always_writes(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:

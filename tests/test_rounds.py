@@ -92,7 +92,7 @@ def test_drift_needs_three_rounds() -> None:
     assert drift.value is None and "fewer than three" in drift.warnings[0] and rounds.drift_in_words(drift, two) == ()
 
 
-def test_a_step_of_the_machine_without_a_trend_is_said_too() -> None:
+def test_a_step_of_the_machine_without_a_trend_is_a_warning_too() -> None:
     stepped = rows([1.0, 1.2, 1.0, 1.21, 1.0, 1.19, 1.0])
     words = rounds.drift_in_words(rounds.drift(stepped, confidence=0.95), stepped)
     assert words == ("the machine was not steady: the reference's time per token went from 1e+03 to 1.21e+03 ms within 7 rounds",)
@@ -118,7 +118,7 @@ def test_parts_are_added_by_their_squares_on_the_log_scale() -> None:
     assert (same.low, same.high) == (pytest.approx(0.88), pytest.approx(0.92)), "none at all changes nothing"
 
 
-def test_what_is_not_known_is_said_and_without_an_interval_there_is_nothing_to_widen() -> None:
+def test_unknown_variation_is_a_warning_and_without_an_interval_there_is_nothing_to_widen() -> None:
     unknown = whole_runs(ONE, None, confidence=0.95)
     assert (unknown.low, unknown.high, unknown.between) == (0.88, 0.92, None) and "is not known" in unknown.method
     for bare in (Estimate(None, None, None, 0, ""), Estimate(0.9, None, None, 1, "")):

@@ -70,7 +70,7 @@ def test_ratios_are_taken_round_by_round_so_that_drift_cancels() -> None:
     assert m["ttft_ms"]["low"] < m["ttft_ms"]["value"] < m["ttft_ms"]["high"]
 
 
-def test_drift_of_the_machine_is_found_and_said() -> None:
+def test_drift_of_the_machine_is_detected_and_a_warning() -> None:
     wobble = [0.001, -0.002, 0.0015, -0.001, 0.0005]
     m = timings(FIVE + [request(k, "reference", 0.4, 0.1 * 1.03**k * (1 + w)) for k, w in enumerate(wobble)])
     line = stats.linregress(range(5), np.log([0.1 * 1.03**k * (1 + w) for k, w in enumerate(wobble)]))

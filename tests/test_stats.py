@@ -242,7 +242,7 @@ def connor(delta: float, changed: float) -> float:
 def test_what_a_paired_interval_resolves_is_connors_1987_sample_size_turned_around(n: int, changed: float) -> None:
     half = round(n * changed / 2)
     found = intervals.paired_difference(round(0.7 * n) - half, half, half, round(0.3 * n) - half, confidence=0.95)
-    smallest = intervals.resolvable(found.low, found.high, confidence=0.95, power=0.8)  # type: ignore[arg-type]
+    smallest = intervals.resolvable(found.low, found.high, confidence=0.95)  # type: ignore[arg-type]
     assert connor(smallest, changed) == pytest.approx(n, rel=0.1)
 
 

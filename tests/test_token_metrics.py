@@ -6,17 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gate_house import builder
 
 from pipeline.core.errors import ArtifactError
-from pipeline.core.params import Compare
 from pipeline.core.records import Metrics
 from pipeline.metrics import definitions
-from pipeline.metrics.builder import Builder
 from pipeline.metrics.tokens import TOKEN, median_departure, refuse_other_tokens, token_metrics
-
-
-def builder(resamples: int = 200) -> Builder:
-    return Builder(Compare(resamples=resamples), seed=1)
 
 
 def tokens(kld: Any, **more: Any) -> Any:
@@ -157,14 +152,14 @@ def test_trajectories_that_never_depart_have_no_median_and_say_why() -> None:
 ])  # fmt: skip
 def test_a_trajectory_that_ended_early_is_not_taken_for_one_that_agreed_to_the_end(at: list[int], departed: list[bool]) -> None:
     """Product limit of the first: 1 - 3/5 = 0.4 at 2. Taking it for "never": 1 - 3/6."""
-    assert median_departure(np.array(at), np.array(departed), 0.95, 200, np.random.default_rng(0)).value == 2
+    assert median_departure(builder(), np.array(at), np.array(departed)).value == 2
 
 
 def test_the_median_departure_is_the_plain_median_where_every_trajectory_departs() -> None:
     rng = np.random.default_rng(3)
     for n in (5, 31, 66):
         at = rng.geometric(0.1, n)
-        found = median_departure(at, np.ones(n, bool), 0.95, 400, rng)
+        found = median_departure(builder(400), at, np.ones(n, bool))
         assert found.value == np.sort(at)[(n - 1) // 2]
         assert found.low is not None and found.high is not None and found.low <= found.value <= found.high
 

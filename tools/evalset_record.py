@@ -112,7 +112,7 @@ def _tokens(variant: str, documents: set[str]) -> dict[str, NDArray[Any]]:
 def _corpus(card: Card, probe: str, others: list[str], settings: Params) -> SetRecord:
     documents = {row["id"] for file in card.files for row in load_texts(Path(file))}
     tokens = {v: _tokens(v, documents) for v in (probe, *others)}
-    rows, level = tokens[probe], {"confidence": settings.compare.confidence}
+    rows, level = tokens[probe], settings.compare.confidence
     if missing := documents - set(rows["document"]):
         n = len(documents)
         raise DataError(f"{card.name}: {len(missing)} of its {n} documents were not scored; measure with `tier: full` first")
@@ -120,7 +120,7 @@ def _corpus(card: Card, probe: str, others: list[str], settings: Params) -> SetR
     def mean(values: Iterable[float]) -> Estimate:
         """Over documents, the independent units: so few here that only a t interval is honest."""
         by_row = np.asarray(values)
-        return mean_t([float(by_row[rows["document"] == d].mean()) for d in sorted(documents)], **level)
+        return mean_t([float(by_row[rows["document"] == d].mean()) for d in sorted(documents)], confidence=level)
 
     loss = mean(rows["logp_ref"] - rows["logp"])
     assert loss.low is not None and loss.high is not None  # several documents: every file has
@@ -129,7 +129,7 @@ def _corpus(card: Card, probe: str, others: list[str], settings: Params) -> SetR
         "told": {v: _apart(mean(tokens[v]["kld"] - rows["kld"])) for v in others},
         "kld": {v: asdict(mean(columns["kld"])) for v, columns in tokens.items()},
         "ppl_half_width": float(np.expm1((loss.high - loss.low) / 2)),
-        "resolvable_ppl": float(np.expm1(resolvable(loss.low, loss.high, **level))),
+        "resolvable_ppl": float(np.expm1(resolvable(loss.low, loss.high, confidence=level))),
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Every path, and every write: temporary name, flush, rename. A stage killed anywhere leaves the old file or none."""
+"""All paths and all writes: to a temporary name, flushed and renamed, so that a killed stage leaves the old file or none."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ TRADEOFF = REPORTS / "tradeoff.csv"
 TRADEOFF_TABLE = REPORTS / "tradeoff_table.csv"
 SERVING_ASKED = REPORTS / "serving" / "asked.yaml"
 MLFLOW = REPORTS / "mlflow.json"
-LEVELS = ARTIFACTS / "levels"  # values of every format that `make smallest` tries
+LEVELS = ARTIFACTS / "levels"  # weights in each format that `make smallest` tries
 SMALLEST = REPORTS / "smallest"
 SENSITIVITY, CANDIDATES, ANSWER = (SMALLEST / f"{name}.json" for name in ("sensitivity", "candidates", "answer"))
 MANIFEST = "manifest.json"
 
-# Packages whose version can change a figure; recorded with every artifact.
+# Packages whose version can change a number; recorded with every artifact.
 VERSIONED = (
     "torch", "transformers", "datasets", "lm_eval", "torchao", "gptqmodel", "optimum", "numpy", "scipy", "tokenizers",
 )  # fmt: skip
 
 
 def from_project(path: str | Path) -> Path:
-    """A path of params.yaml outside git, from the project's folder; `dvc exp run` works in a copy under .dvc/tmp."""
+    """A path in params.yaml outside git, relative to the project's folder; `dvc exp run` works in a copy under .dvc/tmp."""
     here = Path.cwd()
     copy = next((p for p in (here, *here.parents) if (p / ".dvc").is_dir()), here)
     root = Path(os.environ.get("DVC_ROOT", copy))
@@ -76,7 +76,7 @@ def meta_of(rows: Path) -> Path:
 
 
 def _temporary(path: Path) -> Path:
-    """A temporary name beside `path`; what a killed run of the same stage left there is removed."""
+    """A temporary name beside `path`. Removes what killed runs left there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{path.name}.*.tmp"):
         pid = left.name.removeprefix(f".{path.name}.").split(".")[0]
@@ -87,7 +87,7 @@ def _temporary(path: Path) -> Path:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success flush it to disk and rename it into place."""
+    """Yield a temporary path; on success flush it to disk and rename it to `path`."""
     tmp = _temporary(path)
     try:
         yield tmp
@@ -100,14 +100,14 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_dir(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`; on success it replaces `path` as a whole."""
+    """Yield a temporary folder; on success it replaces `path` as a whole."""
     tmp = _temporary(path)
     tmp.mkdir()
     try:
         yield tmp
         for file in tmp.rglob("*"):
             if file.is_file():
-                with file.open("rb") as f:  # it may be a link to one that is read-only
+                with file.open("rb") as f:  # it may link to a read-only file
                     os.fsync(f.fileno())
         old = tmp.with_suffix(".old.tmp")
         if path.exists():
@@ -119,7 +119,7 @@ def atomic_dir(path: Path) -> Iterator[Path]:
 
 
 def jsonable(value: Any) -> Any:
-    """`value` as strict JSON: NumPy scalars and arrays become plain, non-finite floats become null, paths strings."""
+    """`value` as strict JSON: NumPy and torch values become plain, non-finite floats null, paths strings."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -133,53 +133,49 @@ def jsonable(value: Any) -> Any:
     return str(value)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_text(path: Path, text: str) -> None:
     with atomic_file(path) as tmp:
-        text = json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False)
-        tmp.write_text(text + "\n", encoding="utf-8")
+        tmp.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    with atomic_file(path) as tmp, tmp.open("w", encoding="utf-8", newline="\n") as f:
-        for row in rows:
-            f.write(json.dumps(jsonable(row), ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, "".join(json.dumps(jsonable(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
 
 
 def link_file(source: Path, to: Path) -> None:
-    """Give one of our own files a second name; a copy where `to` is on another disk. Nothing changes such files in place."""
+    """Hard-link one of our own files, which are never changed in place; copy it if `to` is on another disk."""
     try:
         to.hardlink_to(source.resolve())
     except OSError:
         shutil.copyfile(source, to)
 
 
-def write_text(path: Path, text: str) -> None:
-    with atomic_file(path) as tmp:
-        tmp.write_text(text, encoding="utf-8", newline="\n")
-
-
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn what a missing or damaged file raises into an `ArtifactError` with the remedy."""
+    """Raise `ArtifactError` with the remedy for a missing or damaged file."""
     try:
         yield
     except FileNotFoundError:
         raise ArtifactError(f"{path} is missing; run `dvc repro` to make it") from None
     except (ValueError, OSError) as e:
-        if getattr(e, "errno", None):  # the disk's own error; a damaged parquet file's has no number
+        if getattr(e, "errno", None):  # an error of the disk; that of a damaged parquet file has no number
             raise
         kind = path.suffix[1:].upper()
         raise ArtifactError(f"{path} is not valid {kind} ({e}); delete it and run `dvc repro`") from None
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds. Raises `ArtifactError` if it is missing, not JSON, or gives a name twice."""
+    """A JSON file's content. Raises `ArtifactError` if it is missing, not JSON, or has a name twice."""
     with _readable(path):
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_names)
 
 
 def unique_names(pairs: list[tuple[str, Any]]) -> Json:
-    """A JSON object's content. Raises `ValueError` if it gives a name twice."""
+    """A JSON object's content. Raises `ValueError` if it has a name twice."""
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
@@ -200,7 +196,7 @@ def read_columns(path: Path) -> dict[str, list[Any]]:
 
 
 def write_between(path: Path, marks: tuple[str, str], text: str) -> None:
-    """Replace what stands between two marks of a text file. Raises `ArtifactError` if they are not there."""
+    """Replace the text between two marks of a file. Raises `ArtifactError` without them."""
     before, opened, rest = path.read_text(encoding="utf-8").partition(marks[0])
     _, closed, after = rest.partition(marks[1])
     if not (opened and closed):
@@ -217,13 +213,13 @@ def sha256_file(path: Path) -> str:
 
 
 def digest(value: Any) -> str:
-    """sha256 of a value's canonical JSON: the same content gives the same digest, whatever the key order."""
+    """sha256 of a value's canonical JSON, whatever the order of its keys."""
     text = json.dumps(jsonable(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def files_of(folder: Path) -> dict[str, File]:
-    """{relative name: {bytes, sha256}} of a folder's data files, its manifest left out."""
+    """{relative name: {bytes, sha256}} of a folder's data files without its manifest."""
     return {
         str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": sha256_file(p)}
         for p in data_files(folder, "**/*")
@@ -233,8 +229,8 @@ def files_of(folder: Path) -> dict[str, File]:
 
 @contextmanager
 def recording(meta: Outcome | Json, path: Path | None = None) -> Iterator[list[Any]]:
-    """Yield the list of rows to fill. A `NoResult` ends the block: no rows, and its status and reason in `meta`.
-    Where `path` is given, the rows are written there as JSONL and `meta` beside them."""
+    """Yield the list of rows to fill. A `NoResult` ends the block without rows; its status and reason go into `meta`.
+    path: where to write the rows as JSONL, with `meta` beside them."""
     rows: list[Any] = []
     try:
         yield rows
@@ -247,7 +243,7 @@ def recording(meta: Outcome | Json, path: Path | None = None) -> Iterator[list[A
 
 
 def check_model(folder: Path, manifest: ModelManifest) -> None:
-    """Raise the `NoResult` that building the model ended with, or `ArtifactError` if its files changed since."""
+    """Raise the `NoResult` with which building the model ended, or `ArtifactError` if its files have changed."""
     if manifest["status"] != "ok":
         no_model = NoResult(manifest["reason"])
         no_model.status = manifest["status"]
@@ -260,12 +256,12 @@ def read_manifest(folder: Path) -> Json:
 
 
 def trusts_code(folder: Path) -> bool:
-    """Whether params allowed the model's own code to run; False for a folder without a manifest."""
+    """Whether params allow the model's own code to run; False without a manifest."""
     return (folder / MANIFEST).exists() and bool(read_manifest(folder).get("trust_remote_code"))
 
 
 def verify_files(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Raise if any file of a folder was changed, added or removed after its manifest was written."""
+    """Raise `ArtifactError` if a file was changed, added or removed after the manifest was written."""
     now, then = files_of(folder), manifest["files"]
     for name in sorted(now.keys() | then.keys()):
         if now.get(name) != then.get(name):
@@ -282,14 +278,14 @@ def versions() -> dict[str, str]:
 
 
 class Stopwatch:
-    """What a stage cost, kept outside its outputs: equal inputs give equal files, so an unchanged rerun stops there."""
+    """What a stage cost. It is kept outside the outputs, so that equal inputs give equal files."""
 
     def __init__(self, stage: str, variant: str | None = None) -> None:
         self.path = RUNS / (f"{stage}@{variant}.json" if variant else f"{stage}.json")
         self._start = time.monotonic()
 
     def done(self) -> float:
-        """Write wall time and peak memory of the largest process; returns the seconds."""
+        """Write wall time and peak memory of the largest process; return the seconds."""
         seconds = round(time.monotonic() - self._start, 1)
         kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
         peak = 1024 * max(resource.getrusage(kind).ru_maxrss for kind in kinds)
@@ -299,13 +295,13 @@ class Stopwatch:
 
 
 def run_facts(stage: str, variant: str | None = None) -> RunFacts | None:
-    """What the last run of a stage on this machine cost; None where its output was restored."""
+    """What the last run of a stage on this machine cost; None if its output was restored."""
     path = Stopwatch(stage, variant).path
     return read_json(path) if path.exists() else None
 
 
 def seconds_of(name: str) -> tuple[float | None, bool]:
-    """(seconds of the last run of `stage` or `stage@variant`, False), or (the mean of its other variants', True); None: unknown."""
+    """Seconds of the last run of `stage` or `stage@variant`, and False; else the mean of its other variants and True, or None."""
     stage, _, variant = name.partition("@")
     if facts := run_facts(stage, variant or None):
         return facts["wall_s"], False

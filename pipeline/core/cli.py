@@ -1,4 +1,4 @@
-"""What every stage's command line shares: quiet libraries, one result line, errors without a traceback."""
+"""Shared by all command lines: quiet libraries, one result line, errors without a traceback."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def run(stage: Callable[..., Any]) -> None:
-    """Run a stage's function as a command line."""
+    """Run a function as a command line."""
     call(_alone(stage))
 
 
 def command(work: Callable[..., Any], name: str, examples: Sequence[str]) -> Any:
-    """A function as one of several commands. examples: lines for its help."""
+    """A function as one of several commands. examples: for its help."""
     return typer.main.get_command(_alone(work, name, "Examples:\n\n" + "\n\n".join(examples)))
 
 
@@ -35,11 +35,11 @@ def _alone(work: Callable[..., Any], name: str | None = None, epilog: str | None
 
 
 def call(app: typer.Typer) -> None:
-    """Run a command line. A `QuantgateError` is printed as one line and exits 1. SIGTERM ends the process like Ctrl-C, so that
-    temporary files are removed and helper processes stopped."""
+    """Run a command line. A `QuantgateError` is printed as one line, with exit code 1. SIGTERM acts like Ctrl-C, so that temporary
+    files are removed and helper processes stopped."""
     quiet.libraries()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if "DVC_STAGE" in os.environ:  # a person's own command outlives the shell that started it, as with nohup
+    if "DVC_STAGE" in os.environ:  # a person's command may outlive its shell, as with nohup
         isolate.end_with_parent()
     try:
         code = app(standalone_mode=False)  # typer turns Ctrl-C and sys.exit into a returned code
@@ -48,7 +48,7 @@ def call(app: typer.Typer) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as e:
-        # Usage errors of typer and click can show themselves; anything else is a bug and keeps its traceback.
+        # usage errors of typer and click have `show`; anything else is a bug and keeps its traceback
         if of_disk := isolate.disk_error(e):
             sys.exit(f"error: {of_disk}")
         if not hasattr(e, "show"):
@@ -60,7 +60,7 @@ def call(app: typer.Typer) -> None:
 
 
 def leave() -> NoReturn:
-    """End the process after its exit handlers: taking torch apart object by object costs each stage most of a second."""
+    """End the process right after its exit handlers: destroying torch's objects takes most of a second."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -72,7 +72,7 @@ def say(stage: str, text: str) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[dict[str, str]], *, title: str | None = None, left: Sequence[str] = ()) -> None:
-    """A table on the terminal; in a log, as wide as it needs to be. Columns hold numbers, but those named in `left`."""
+    """Print a table; in a log it is as wide as it needs to be. left: columns of text, aligned to the left."""
     from rich.console import Console
     from rich.table import Table
 
@@ -91,7 +91,7 @@ def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
 
 def progress(total: int, what: str, unit: str, file: Any = None) -> tqdm[Any]:
     """A progress bar on a terminal; in a log, a line every ten seconds."""
-    from tqdm import tqdm  # late: it reads TQDM_MININTERVAL, which `run` sets, when it is imported
+    from tqdm import tqdm  # late: its import reads TQDM_MININTERVAL, which `call` sets
 
     stream = file or quiet.terminal()
     interval = 0.1 if stream.isatty() else 10.0

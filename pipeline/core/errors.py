@@ -1,4 +1,4 @@
-"""Errors that a user can act on. Every message says what, which value, and what to do next."""
+"""Errors that a user can act on. A message says what is wrong, with which value, and what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class QuantgateError(Exception):
-    """A mistake or a limit the user can act on: printed as one line, without a traceback."""
+    """A fault that the user can act on: printed as one line, without a traceback."""
 
 
 class ParamsError(QuantgateError):
@@ -19,7 +19,7 @@ class DataError(QuantgateError):
 
 
 class DownloadError(QuantgateError):
-    """The base model could not be had: offline, gated, missing, wrong hash."""
+    """The base model is unavailable: offline, gated, missing, wrong hash."""
 
 
 class ArtifactError(QuantgateError):
@@ -27,25 +27,25 @@ class ArtifactError(QuantgateError):
 
 
 class NoResult(QuantgateError):
-    """Ends one variant's stage and not the run; `status` and the message become part of the result."""
+    """Ends one variant's stage and not the run; `status` and message become its result."""
 
     status: str
 
 
 class InvalidVariant(NoResult):
-    """The variant ran, but its outputs cannot be used: NaN, overflow, not quantized."""
+    """The variant ran, but its outputs are useless: NaN, overflow, not quantized."""
 
     status = "invalid"
 
 
 class Unsupported(NoResult):
-    """This machine, package or model cannot do it."""
+    """Impossible with this machine, package or model."""
 
     status = "unsupported"
 
 
 class Crashed(NoResult):
-    """The process that ran the variant died, or a library raised what nobody expected."""
+    """The variant's process died, or a library raised an unexpected error."""
 
     status = "crashed"
 

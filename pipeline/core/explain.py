@@ -22,7 +22,7 @@ from pipeline.core.droppings import data_files
 from pipeline.core.errors import ParamsError, QuantgateError
 from pipeline.core.records import Options
 
-# What a value must be, by pydantic's name of the fault; the bounds come with it.
+# What a value must be, by pydantic's type of the error; bounds come from its context.
 MUST_BE = {
     "model_type": "a section: keys with values", "model_attributes_type": "a section: keys with values",
     "dict_type": "a section: keys with values", "list_type": "a list, such as [a, b]", "tuple_type": "a list, such as [a, b]",
@@ -37,7 +37,7 @@ BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", 
 
 
 class Fault(ValueError):
-    """A fault that a validator of a section reports further down. keys: the path from that section."""
+    """A fault below the section whose validator raises it. keys: the path from that section."""
 
     def __init__(self, message: str, *keys: str | int) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class Fault(ValueError):
 
 
 def read_text(path: Path, error: type[QuantgateError], missing: str) -> str:
-    """A UTF-8 file's text. Raises `error` where it cannot be read; missing: the message where it does not exist."""
+    """A UTF-8 file's text. Raises `error` if it cannot be read; missing: the message if it does not exist."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def read_text(path: Path, error: type[QuantgateError], missing: str) -> str:
 
 
 def parse(path: Path, text: str, error: type[QuantgateError]) -> tuple[Any, Any]:
-    """(content, root node or None) of a YAML file, by YAML 1.2, as DVC reads params.yaml: `1e-4` is a number, `on` is text."""
+    """(content, root node or None) of YAML 1.2, which DVC reads too: `1e-4` is a number, `on` is text."""
     yaml = YAML(typ="safe", pure=True)
     try:
         root = yaml.compose(text)
@@ -69,12 +69,12 @@ def parse(path: Path, text: str, error: type[QuantgateError]) -> tuple[Any, Any]
         mark = e.problem_mark or e.context_mark
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise error(f"{where}: is not valid YAML ({e.problem or e.context})") from None
-    except (ReaderError, ValueError) as e:  # a character that YAML does not take; an impossible date
+    except (ReaderError, ValueError) as e:  # a character that YAML forbids; an impossible date
         raise error(f"{path}: is not valid YAML ({str(e).splitlines()[0]})") from None
 
 
 def node_at(root: Any, keys: Sequence[Any]) -> tuple[Any, int | None]:
-    """The YAML node at a path of keys, and the 1-based line of its key or of its nearest ancestor (None: the whole file)."""
+    """The YAML node at a path of keys, and the 1-based line of its key or nearest ancestor (None: the whole file)."""
     node, line = root, None
     for key in keys:
         if isinstance(node, MappingNode):
@@ -111,9 +111,8 @@ def _near(name: str, known: list[str]) -> str:
 def explain_all(
     errors: list[ErrorDetails], data: Any, root: Any, path: Path, top: type[BaseModel], sources: dict[str, type[BaseModel]]
 ) -> list[str]:
-    """Validation errors with file and line, path of keys, value, and the nearest right one.
-    data, root: the file's content and its YAML nodes; top: the model of the whole file; sources: the models that `model.source`
-    selects. A value of several allowed types is one fault."""
+    """Validation errors as messages: file, line, path of keys, value and the nearest right one. A value of several allowed types is
+    one fault. data, root: the file's content and YAML nodes; top: model of the whole file; sources: by `model.source`."""
     messages = []
     for keys, same in by_keys(errors, data, sources).items():
         line = node_at(root, keys)[1]
@@ -131,7 +130,7 @@ def explain_all(
 
 
 def by_keys(errors: list[ErrorDetails], data: Any, tags: Collection[str] = ()) -> dict[tuple[Any, ...], list[ErrorDetails]]:
-    """Errors grouped by their path of keys in `data`. tags: names that pydantic puts after `model`."""
+    """Errors by their path of keys in `data`. tags: names that pydantic inserts after `model`."""
     grouped: dict[tuple[Any, ...], list[ErrorDetails]] = {}
     for error in errors:
         grouped.setdefault(tuple(_keys(error, data, tags)), []).append(error)
@@ -139,11 +138,10 @@ def by_keys(errors: list[ErrorDetails], data: Any, tags: Collection[str] = ()) -
 
 
 def in_words(errors: list[ErrorDetails], keys: tuple[Any, ...]) -> str:
-    """What is wrong with one value: its path of keys, itself, and what it must be instead.
-    errors: all at `keys`; several where it may be of several types."""
+    """What is wrong with the value at `keys`, and what it must be. errors: several if several types are allowed."""
     value, name = errors[0]["input"], _dotted(keys) or "the file"
     if errors[0]["type"] == "missing":
-        return f"{name}: this key is needed and missing"
+        return f"{name}: this key is required"
     texts = [_message(e) for e in errors]
     must = [s.removeprefix("must be ") for s in texts if s.startswith("must be ")]
     message = "; ".join([*([f"must be {' or '.join(must)}"] if must else []), *(s for s in texts if not s.startswith("must be "))])
@@ -157,7 +155,7 @@ def in_words(errors: list[ErrorDetails], keys: tuple[Any, ...]) -> str:
 
 
 def _message(error: ErrorDetails) -> str:
-    must = MUST_BE.get(error["type"])  # a validator of ours has its own words
+    must = MUST_BE.get(error["type"])  # our own validators bring their message
     return f"must be {must.format(**error.get('ctx') or {})}" if must else error["msg"].removeprefix("Value error, ")
 
 
@@ -166,7 +164,7 @@ def _dotted(keys: tuple[Any, ...]) -> str:
 
 
 def _keys(error: ErrorDetails, data: Any, tags: Collection[str]) -> list[Any]:
-    """The path of keys in the file, without the names of types and validators that pydantic puts between them."""
+    """The path of keys in the file, without pydantic's names of types and validators."""
     keys: list[Any] = []
     location = list(error["loc"])
     if location[:1] == ["model"] and location[1:2] and location[1] in tags:
@@ -190,7 +188,7 @@ def _known_keys(keys: list[Any], root: Any, top: type[BaseModel], sources: dict[
             model = sources[str(node_at(root, ["model", "source"])[0].value)]
         elif isinstance(model, type) and issubclass(model, BaseModel) and key in model.model_fields:
             model = model.model_fields[key].annotation
-        else:  # a key of a mapping or an index of a list: its values' type
+        else:  # a key of a mapping or an index of a list: the type of its values
             model = get_args(model)[-1]
         if not isinstance(model, type):
             inner = [a for a in get_args(model) if isinstance(a, type) and issubclass(a, BaseModel)]
@@ -198,27 +196,26 @@ def _known_keys(keys: list[Any], root: Any, top: type[BaseModel], sources: dict[
     return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
 
 
-# ---- a backend's options are the keyword arguments of its function
 def backends(room: str) -> list[str]:
-    """Names of the files of pipeline/<room>, one for each quantizer or engine."""
+    """Names of the files in pipeline/<room>, one per quantizer or engine."""
     return [p.stem for p in data_files(Path(__file__).parents[1] / room, "*.py") if not p.stem.startswith("_")]
 
 
 def backend(room: str, name: str) -> Any:
-    """The module of a quantizer or engine. Raises `ParamsError` that names the nearest."""
+    """The module of a quantizer or engine. Raises `ParamsError` with the nearest name."""
     if name not in (known := backends(room)):
         raise ParamsError(f"{room[:-1]} {name!r} is not in pipeline/{room}/{did_you_mean(name, known)}")
     return import_module(f"pipeline.{room}.{name}")
 
 
 def with_defaults(function: Callable[..., Any], options: Options, given: set[str]) -> Options:
-    """Every option that a call would use: those given, and the defaults of the rest but None, which is not asked."""
+    """All options that a call would use: `options` and the remaining defaults, except None."""
     parameters = inspect.signature(function).parameters
     return {n: p.default for n, p in parameters.items() if n not in given and n not in options and p.default is not None} | options
 
 
 def nominal_bits(options: Options) -> int | None:
-    """Bits that a variant's options name (`bits: 4`, `int8-weight-only`, `Q4_0`); None where they name none."""
+    """Bits named by a variant's options (`bits: 4`, `int8-weight-only`, `Q4_0`), else None."""
     for key in ("bits", "dtype", "scheme", "type", "precision"):
         if match := BITS.search(str(options.get(key, ""))):
             return int(match[1])
@@ -226,8 +223,8 @@ def nominal_bits(options: Options) -> int | None:
 
 
 def check_options(owner: str, function: Callable[..., Any], options: Options, given: set[str]) -> None:
-    """Raise `ParamsError` where an option is unknown, of the wrong type, or missing.
-    given: arguments that the pipeline itself passes. Types are checked strictly: a string is not converted to a number."""
+    """Raise `ParamsError` if an option is unknown, of the wrong type (a string is no number), or missing.
+    given: arguments that the pipeline itself passes."""
     parameters = {n: p for n, p in inspect.signature(function).parameters.items() if n not in given}
     hints = get_type_hints(function, include_extras=True)  # bounds are extras
     for name, value in options.items():
@@ -240,4 +237,4 @@ def check_options(owner: str, function: Callable[..., Any], options: Options, gi
             raise ParamsError(f"{owner}: option {in_words(errors, (name, *keys))}") from None
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in options:
-            raise ParamsError(f"{owner}: option {name!r} is needed and missing")
+            raise ParamsError(f"{owner}: option {name!r} is required")

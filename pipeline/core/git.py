@@ -1,4 +1,4 @@
-"""Ask git what a commit holds and where this folder stands. Nothing is written."""
+"""Read from git: files of a commit, and the state of this folder."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 from pipeline.core.errors import ArtifactError
 
-ELSEWHERE = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}  # git sets them for hooks, and another repository's may be left over
+ELSEWHERE = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}  # set by git for hooks, perhaps of another repository
 
 
 def ask(*words: str) -> bytes | None:
-    """What a git command prints; None where it fails: no repository, no such commit or file, git not installed."""
+    """A git command's output; None if it fails: no repository, no such commit or file, git not installed."""
     try:
         env = {k: v for k, v in os.environ.items() if k not in ELSEWHERE}
         done = subprocess.run(["git", *words], capture_output=True, env=env)
@@ -29,5 +29,5 @@ def line(*words: str) -> str | None:
 
 
 def show(commit: str, path: Path) -> bytes | None:
-    """A file as it is at a commit; None where it is not in git there. path: from the working directory."""
+    """A file's content at a commit, None if git has no such file. path: from the working directory."""
     return ask("show", f"{commit}:./{path.as_posix()}")

@@ -1,7 +1,7 @@
 """Install the project into .venv: `python3 -m pipeline.core.install`, which `make` runs. Standard library only.
 
-uv fetches the packages at the versions of constraints.txt. llama.cpp is compiled last, so that the rest is installed whatever goes
-wrong with it. Environments of other backends use these settings too."""
+uv fetches the packages at the versions of constraints.txt. llama.cpp is compiled last, so that its failure leaves the rest
+installed. The environments of other backends use these settings too."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ VENV = Path(".venv")
 LOG = VENV / "install.log"
 PINS = ["-c", "constraints.txt", "-c", "constraints-dev.txt"]
 LESS = Path("envs/llamacpp.cmake")
-AGAIN = "python3 -m pipeline.core.install"  # what a message tells a person to run
-EVERY_S = 10  # how often progress is reported
-TAIL = 10  # lines of the log that a failure shows
+AGAIN = "python3 -m pipeline.core.install"
+EVERY_S = 10  # between lines of progress
+TAIL = 10  # lines of the log to show after a failure
 WRONG = re.compile(r"\berror:|\bfatal\b|FAILED:|cause:|hint:", re.IGNORECASE)
 
-# Variables that would bring in another Python's packages, or install somewhere else.
+# Variables that would bring in another Python's packages or install elsewhere.
 ELSEWHERE = {
     "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON",
     "UV_PYTHON", "UV_SYSTEM_PYTHON",
 }  # fmt: skip
-# pip's settings and their names in uv, which does not read them; lists are divided by white space, but for find-links.
+# pip's settings and their names in uv, which does not read pip's. Lists are separated by white space, find-links by commas.
 FOR_UV = {
     "index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "find-links": "UV_FIND_LINKS", "no-index": "UV_NO_INDEX",
     "trusted-host": "UV_INSECURE_HOST", "constraint": "UV_CONSTRAINT", "cert": "SSL_CERT_FILE", "proxy": "ALL_PROXY",
 }  # fmt: skip
-# llama.cpp's switches for instruction sets, and the compiler's macros for them. AMX is left out: compiled by GCC 12, its
-# kernels die of SIGILL at their first product (llama.cpp pull request 26954).
+# llama.cpp's switches for instruction sets, and the compiler's macros for them. Without AMX: compiled by GCC 12, its kernels
+# die of SIGILL at their first product (llama.cpp pull request 26954).
 SETS = {
     "SSE42": "SSE4_2", "AVX": "AVX", "F16C": "F16C", "FMA": "FMA", "BMI2": "BMI2", "AVX2": "AVX2", "AVX_VNNI": "AVXVNNI",
     "AVX512": "AVX512F AVX512CD AVX512VL AVX512DQ AVX512BW", "AVX512_VBMI": "AVX512VBMI", "AVX512_VNNI": "AVX512VNNI",
@@ -49,14 +49,13 @@ ASK_LLAMACPP = "import llama_cpp; print(llama_cpp.llama_print_system_info().deco
 
 def clean() -> dict[str, str]:
     """This process's variables without those that lead to another environment."""
-    return {k: v for k, v in os.environ.items() if k not in ELSEWHERE} | {"PIP_USER": "0"}  # pip's files may say user, too
+    return {k: v for k, v in os.environ.items() if k not in ELSEWHERE} | {"PIP_USER": "0"}  # overrides pip's files
 
 
 def for_uv(listed: str) -> dict[str, str]:
-    """uv's variables for the settings that `pip config list` prints. uv looks at all indexes, as pip does, and not only at the
-    first with the package."""
-    variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
-    for source in ("global.", "install.", ":env:."):  # each goes before the one before it
+    """uv's variables for the settings that `pip config list` prints."""
+    variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # all indexes, as pip does, not only the first with the package
+    for source in ("global.", "install.", ":env:."):  # later ones override earlier ones
         for key, _, value in (line.partition("=") for line in listed.splitlines()):
             name = key.removeprefix(source)
             if name != key and name in FOR_UV:
@@ -65,43 +64,42 @@ def for_uv(listed: str) -> dict[str, str]:
 
 
 def environment(python: str | Path) -> dict[str, str]:
-    """Variables for installing: clean ones, with pip's settings for uv unless a person has set uv's own."""
+    """Variables for installing: `clean` ones, and pip's settings for uv unless uv's own are set."""
     listed = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True, env=clean())
     return for_uv(listed.stdout) | clean()
 
 
 def uv(folder: Path, python: str | Path) -> list[str]:
-    """The command that installs into the environment of `python`; it compiles to bytecode, or each process would."""
+    """The command that installs into the environment of `python`, compiled to bytecode once and not by each process."""
     return [str(folder / "uv"), "pip", "install", "--compile-bytecode", "--python", str(python)]
 
 
 def instruction_sets(macros: str) -> list[str]:
-    """llama.cpp's names of the instruction sets in a compiler's macros for this processor; empty where it is no x86-64."""
+    """llama.cpp's names of the instruction sets in a compiler's macros; empty unless they are for x86-64."""
     defined = set(re.findall(r"^#define __(\w+?)__ ", macros, re.MULTILINE))
     return [name for name, needed in SETS.items() if defined.issuperset(needed.split())] if "x86_64" in defined else []
 
 
 def native_macros(compiler: str) -> str:
-    """What a compiler defines for the processor it runs on: both have to know an instruction set."""
+    """Macros that a compiler defines for this processor: instruction sets that both of them support."""
     ask = [compiler, "-march=native", "-E", "-dM", "-x", "c++", os.devnull]
     return subprocess.run(ask, capture_output=True, text=True).stdout
 
 
 def set_switches(sets: list[str]) -> list[str]:
-    """CMake's arguments for these sets and no others; empty for no sets, where llama.cpp knows best.
-    They are named, since -march=native takes AMX and shared caches know a wheel by its settings."""
+    """CMake's arguments for exactly these sets; empty for none, where llama.cpp's defaults are best.
+    Not -march=native: it would include AMX, and caches tell wheels apart by their settings."""
     return ["-DGGML_NATIVE=OFF", *(f"-DGGML_{name}={'ON' if name in sets else 'OFF'}" for name in SETS)] if sets else []
 
 
 def built_for(python: str | Path) -> list[str] | None:
-    """Instruction sets that the installed llama.cpp was compiled for; None if there is none that runs.
-    Asked in a process of its own: one that was compiled for another processor may die."""
+    """Instruction sets of the installed llama.cpp, asked in a process that it may kill; None if it does not run."""
     asked = subprocess.run([python, "-c", ASK_LLAMACPP], capture_output=True, text=True, env=clean())
     return None if asked.returncode else re.findall(r"(\w+) = 1\b", asked.stdout)
 
 
 def as_asked(built: list[str] | None, sets: list[str]) -> bool:
-    """Whether an installed llama.cpp is compiled for just these sets; it does not report SSE42."""
+    """Whether the installed llama.cpp is compiled for exactly these sets; it does not report SSE42."""
     reported = {s for s in built or () if s.startswith(("AVX", "AMX", "F16C", "FMA", "BMI2"))}
     return built is not None and (not sets or reported == set(sets) - {"SSE42"})
 
@@ -111,7 +109,7 @@ def say(text: str) -> None:
 
 
 def follow(command: list[str], env: dict[str, str]) -> int:
-    """Run a command with its output in LOG; report the time it takes, and its last lines if it fails."""
+    """Run a command with its output in LOG; report progress, and its last lines if it fails. Returns its exit code."""
     start = time.monotonic()
     with LOG.open("w", encoding="utf-8") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env)
@@ -146,26 +144,26 @@ def main() -> None:
 
 
 def compile_llamacpp(command: list[str], env: dict[str, str], python: Path) -> None:
-    """Compile llama.cpp for this processor, unless it is here and is. Without a compiler say what will be missing."""
+    """Compile llama.cpp for this processor, unless that is done. Without a compiler, say what will be missing."""
     compiler = shutil.which(env.get("CXX", "c++")) or shutil.which("g++")
     if compiler is None:
-        say("4/4  llama.cpp is left out: there is no C++ compiler. Its variants will be unsupported; all others work.")
+        say("4/4  llama.cpp is skipped: there is no C++ compiler. Its variants will be unsupported; all others work.")
         say(f"     To add it, install g++; then `{AGAIN}` and `dvc repro --force-downstream quantize@VARIANT`")
         return
     chosen, sets, built = env.get("CMAKE_ARGS", ""), instruction_sets(native_macros(compiler)), built_for(python)
     if built is not None and (chosen or as_asked(built, sets)):
         say(f"4/4  llama.cpp is here, compiled for {' '.join(built)}")
         return
-    say(f"4/4  llama.cpp, compiled for {' '.join(sets) or 'this processor'} on {quota.processors()} cores: some minutes")
+    say(f"4/4  llama.cpp, compiled for {' '.join(sets) or 'this processor'} on {quota.processors()} cores: a few minutes")
     subprocess.run([*command[:2], "uninstall", "--python", str(python), "llama-cpp-python"], capture_output=True, env=env)
-    arguments = [*set_switches(sets), "-DLLAVA_BUILD=OFF", *shlex.split(chosen)]  # no pictures are read; a person's own go first
+    arguments = [*set_switches(sets), "-DLLAVA_BUILD=OFF", *shlex.split(chosen)]  # no images are read; CMAKE_ARGS override ours
     less = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={LESS.absolute()}"
     env = {"CMAKE_BUILD_PARALLEL_LEVEL": str(quota.processors())} | env | {"CMAKE_ARGS": shlex.join([less, *arguments])}
-    # uv caches wheels by these settings (the path above differs between checkouts), but asks the index whether the source has
-    # changed, and some indexes always say so: try offline first
+    # uv caches wheels by these settings (the path above differs between checkouts). Offline first: online it asks the index
+    # whether the source has changed, and some indexes always say yes
     wanted = ["llama-cpp-python", *PINS, *(word for argument in arguments for word in ("-C", f"cmake.args={argument}"))]
     if subprocess.run([*command, "--offline", "--no-build-isolation", *wanted], capture_output=True, env=env).returncode == 0:
-        say("     it was compiled so before, and taken from uv's cache")
+        say("     taken from uv's cache, where it was compiled in the same way")
     elif follow([*command, "-v", *wanted], env):
         sys.exit(
             f"error: llama.cpp could not be compiled (log: {LOG}); everything else is installed. The same command tries again, "

@@ -1,5 +1,5 @@
 """params.yaml -> frozen, validated objects. An unknown key is an error that suggests the right one.
-Only the shape is checked here; `pipeline.check` checks what needs other modules."""
+Only the shape is checked here; `pipeline.check` checks the rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.core.explain import Fault, did_you_mean, explain_all, parse, read_
 from pipeline.core.records import Options
 
 PARAMS = Path(os.environ.get("QUANTGATE_PARAMS", "params.yaml"))  # certify adds its candidates to a copy
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # no dot: DVC reads it as a path of keys
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # no dot: DVC would read a path of keys
 
 
 class Section(BaseModel):
@@ -24,6 +24,7 @@ class Section(BaseModel):
 
 
 Count = Annotated[int, Field(ge=1)]
+HowMany = Union[Count, Literal["all"]]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -38,13 +39,13 @@ def shaped(pattern: str, words: str) -> AfterValidator:
 
 class Load(Section):
     concurrency: list[Count] = []  # requests at once: closed loop
-    rates: list[Positive] = []  # requests a second: open loop
-    requests: Count  # a level and round, but never fewer than four for each at once
+    rates: list[Positive] = []  # requests per second: open loop
+    requests: Count  # per level and round, and at least four times the concurrency
     rounds: Count
     warmups: Annotated[int, Field(ge=0)] = 2
     prompt_tokens: Count
     output_tokens: Count
-    score: Union[Count, Literal["all"], None] = None  # windows of the reference's store whose log-probabilities are asked for
+    score: HowMany | None = None  # windows of the reference's store to request log-probabilities for
 
     @model_validator(mode="after")
     def _some(self) -> Load:
@@ -54,26 +55,26 @@ class Load(Section):
 
 
 class Prefix(Section):
-    """Requests whose prompts begin alike: what a server saves on a beginning that it has read before."""
+    """Prompts that share a beginning, to measure what a server's prefix cache saves."""
 
     shared_tokens: Annotated[int, Field(ge=32)]
-    requests: Annotated[int, Field(ge=2)]  # beginnings
+    requests: Annotated[int, Field(ge=2)]  # number of beginnings
 
 
 class Server(Section):
-    """A variant's server: started here (launch), or running at a URL whose API key is in the variable key_env."""
+    """A variant's server: launched here, or running at a URL, its API key in the variable key_env."""
 
     launch: Literal["llamacpp", "vllm"] | None = None
     url: str | None = None
-    key_env: Annotated[str, shaped(r"[A-Za-z_][A-Za-z0-9_]{0,63}", "a variable's name: the key is in it")] = "QUANTGATE_API_KEY"
-    model: str = ""  # its name there, where there are several
+    key_env: Annotated[str, shaped(r"[A-Za-z_][A-Za-z0-9_]{0,63}", "the name of a variable that holds it")] = "QUANTGATE_API_KEY"
+    model: str = ""  # its name on that server, if there are several
     chat: bool = False
     prefix: Prefix | None = None
 
     @model_validator(mode="after")
     def _one(self) -> Server:
         if (self.launch is None) == (self.url is None):
-            raise ValueError("give launch: llamacpp (or vllm), or the url of a server; one of the two")
+            raise ValueError("give either launch: llamacpp (or vllm) or the url of a server")
         return self
 
 
@@ -84,22 +85,19 @@ class Limits(Section):
 
 
 class Serving(Section):
-    """Which variants are measured as servers too, and how. The tier's `serving` says how much."""
+    """Which variants are also measured as servers, and how. The tier's `serving` says how much."""
 
     variants: dict[str, Server] = {}
     prompts: str = ""
-    objective: Limits | None = None  # what a request must meet to count as good (goodput)
+    objective: Limits | None = None  # limits that a request must meet to count in goodput
     timeout_s: Positive | None = None  # for a whole reply
 
     @model_validator(mode="after")
     def _whole(self) -> Serving:
         missing = [k for k in ("prompts", "objective", "timeout_s") if not getattr(self, k)]
         if self.variants and missing:
-            raise ValueError(f"{missing[0]} is needed and missing, as variants are to be served")
+            raise ValueError(f"{missing[0]} is missing; it is required to serve variants")
         return self
-
-
-HowMany = Union[Count, Literal["all"]]
 
 
 class Model(Section):
@@ -130,7 +128,7 @@ class PathModel(Model):
 
 
 class HubModel(Model):
-    """A model on the Hugging Face hub; a branch name resolves to a commit that is recorded."""
+    """A model on the Hugging Face hub; the commit that a branch resolves to is recorded."""
 
     source: Literal["hub"]
     id: str
@@ -146,13 +144,12 @@ class Variant(Section):
 
 class Floor(Section):
     tokens: Count = 2000  # of the store
-    stepwise: Count = 256  # of them, one decode step each
+    stepwise: Count = 256  # of these, decoded one step at a time
 
 
 class Requests(Section):
-    """What the benchmark asks for: in each round the reference once, then the variant; after the rounds, the variant's sweeps.
-    max_rounds: as many where the first ones leave a gate rule on speed_ratio open; contexts: tokens of prompt and reply
-    together; batches: requests side by side."""
+    """Requests: in each round the reference's, then the variant's; after the rounds, the variant's sweeps. max_rounds: if a rule on
+    speed_ratio is undecided after the first ones; contexts: tokens of prompt plus reply; batches: requests side by side."""
 
     prompt_tokens: Annotated[int, Field(ge=2)] = 256
     output_tokens: Annotated[int, Field(ge=2)] = 32
@@ -170,8 +167,7 @@ class Requests(Section):
 
 
 class Tier(Section):
-    """How much is measured: items of each task, documents of the corpus, trajectories; tokens of the floor; requests. stop: whether
-    `diverge` and `evaluate` may end once every gate rule on their metrics is decided."""
+    """How much is measured. stop: whether `diverge` and `evaluate` may end once all gate rules on their metrics are decided."""
 
     tasks: Annotated[dict[str, HowMany], Field(min_length=1)]
     documents: HowMany
@@ -183,16 +179,16 @@ class Tier(Section):
 
 
 class HubText(Section):
-    dataset: str  # of the hub, or a folder in its layout
+    dataset: str  # on the hub, or a folder in its layout
     name: str | None = None
     split: str = "train"
     column: str = "text"
     revision: str = "main"
-    documents: Count = 256  # the first so many are read
+    documents: Count = 256  # read from the start
 
 
 class Calibration(Section):
-    """Text for quantizers that look at activations: a file's, the reference's own samples, or a hub dataset's."""
+    """Text for quantizers that need activations: from a file, sampled from the reference, or from a hub dataset."""
 
     source: Literal["text", "self", "hub"] = "text"
     set: str
@@ -230,9 +226,9 @@ class Benchmark(Section):
 
 
 class BetweenRuns(Section):
-    """Run-to-run variation on this machine: standard deviations of the logarithm, as tests/bench/stability.py measures them.
-    The rounds of one run share its conditions, so their spread alone is too small. ratio: of a speed over the reference's in the
-    same rounds; time: of a latency or a rate by itself. None: not measured; intervals then cover one run, and say so."""
+    """Run-to-run variation on this machine: standard deviations of the logarithm, measured by tests/bench/stability.py. Rounds of
+    one run share its conditions, so their spread alone is too small. ratio: of a speed over the reference's in the same rounds;
+    time: of a latency or rate by itself. None: not measured; intervals then cover one run, with a warning."""
 
     ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
     time: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -247,22 +243,22 @@ class Compare(Section):
 Reason = Annotated[str, shaped(r"(?s).*\S.*", "a sentence")]
 
 
-Kind = Literal["margin", "gain", "limit"]  # of a bound: allowed loss, demanded gain, absolute
+Kind = Literal["margin", "gain", "limit"]  # of a bound: loss allowed, gain demanded, absolute value
 
 
 class Rule(Section):
-    """One line of the gate. Its bound is one of margin, gain and limit; `above` and `against` say what it counts from: no
-    difference, the noise floor or rounding, or the baseline."""
+    """One rule of the gate. It has one bound: margin, gain or limit. `above` and `against` say where the bound starts: at no
+    difference, at the noise floor or rounding, or at the baseline."""
 
     metric: str
     margin: str | None = None
     gain: str | None = None
     limit: str | None = None
-    above: Literal["floor", "rounding"] | None = None  # the margin counts from the noise floor, or from what rounding alone does
+    above: Literal["floor", "rounding"] | None = None  # start of a margin: the noise floor, or the effect of rounding alone
     variants: Annotated[list[str], Field(min_length=1)] | None = None
-    against: Literal["reference", "baseline"] = "reference"  # baseline: what the commit that is merged into had
+    against: Literal["reference", "baseline"] = "reference"  # baseline: results of the commit that is merged into
     required: bool = True
-    machine: str | None = None  # of a limit on times: the class of machine that it is for, as reports/machine.yaml names it
+    machine: str | None = None  # for a limit on times: the class of machine in reports/machine.yaml that it applies to
     reason: Reason | None = None  # why it is looser than in the commit that is merged into
 
     @property
@@ -273,14 +269,14 @@ class Rule(Section):
     @classmethod
     def _with_unit(cls, value: Any) -> Any:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            raise ValueError("a bare number could be read two ways; give its unit, such as '1 pp', '0.5 %', '2 ms'")
+            raise ValueError("a bare number is ambiguous; give its unit, such as '1 pp', '0.5 %', '2 ms'")
         return value
 
     @model_validator(mode="after")
     def _one_bound(self) -> Rule:
         given = [kind for kind in get_args(Kind) if getattr(self, kind) is not None]
         if len(given) != 1:
-            raise ValueError(f"give exactly one of margin, gain and limit (found: {', '.join(given) or 'none'})")
+            raise ValueError(f"give exactly one of margin, gain and limit (given: {', '.join(given) or 'none'})")
         if self.above is not None and self.margin is None:
             raise ValueError(f"above: {self.above} goes with a margin, not with {given[0]}")
         if self.machine is not None and self.limit is None:
@@ -291,27 +287,27 @@ class Rule(Section):
 
 
 class Gate(Section):
-    required: Annotated[list[str], Field(min_length=1)]  # variants whose verdict decides; the others are advisory
+    required: Annotated[list[str], Field(min_length=1)]  # variants whose verdicts decide; all others are advisory
     inconclusive: Literal["blocks", "passes"] = "blocks"
-    baseline: str | None = None  # a branch or commit; QUANTGATE_BASELINE and --baseline go first
-    reason: Reason | None = None  # why anything but a rule is looser than in the commit that is merged into
+    baseline: str | None = None  # a branch or commit; --baseline and QUANTGATE_BASELINE override it
+    reason: Reason | None = None  # why something other than a rule is looser than in the commit that is merged into
     rules: Annotated[list[Rule], Field(min_length=1)]
 
 
 class Smallest(Section):
-    """How `make smallest` looks for the smallest model that passes the gate: one quantizer, its low-bit options, and what single
-    groups of layers may be stored as instead. types: tensor types of the quantizer; without any, 16 bits by its option `keep`."""
+    """How `make smallest` looks for the smallest model that passes the gate: with one quantizer and its low-bit options. types:
+    tensor types that single groups of layers may have instead; if empty, 16 bits by the quantizer's option `keep`."""
 
     quantizer: str
     engine: str = "hf"
     options: Options = {}
     types: list[str] = []
-    texts: str  # chosen by; nothing is certified on them
+    texts: str  # for choosing only; nothing is certified on them
     documents: Annotated[int, Field(ge=2)] = 22
-    tokens: Annotated[int, Field(ge=8)] = 48  # the first so many of each
-    proposals: Annotated[int, Field(ge=2)] = 8  # mixes that are measured on the texts
-    candidates: Count = 4  # of them and of uniform models, those that are certified
-    budget_mb: Positive | None = None  # none larger is a candidate
+    tokens: Annotated[int, Field(ge=8)] = 48  # read from the start of each
+    proposals: Annotated[int, Field(ge=2)] = 8  # mixes to measure on the texts
+    candidates: Count = 4  # mixes and uniform models to certify
+    budget_mb: Positive | None = None  # largest size of a candidate
 
 
 class Track(Section):
@@ -352,7 +348,7 @@ class Params(Section):
         if self.tier not in self.tiers:
             raise Fault(f"{self.tier!r} is not in tiers{did_you_mean(self.tier, list(self.tiers))}", "tier")
         if self.serving.variants and self.amount.serving is None:
-            raise Fault("serving is needed and missing, as variants are to be served", "tiers", self.tier)
+            raise Fault("serving is missing; it is required to serve variants", "tiers", self.tier)
         named: list[tuple[tuple[str | int, ...], str]] = [(("serving", "variants", n), n) for n in self.serving.variants]
         named += [(("gate", "rules", k, "variants"), n) for k, rule in enumerate(self.gate.rules) for n in rule.variants or []]
         named += [(("gate", "required"), n) for n in self.gate.required]
@@ -365,7 +361,7 @@ class Params(Section):
         return self
 
     def variant(self, name: str) -> Variant:
-        """The variant of that name. Raises `ParamsError` that names the nearest."""
+        """The variant of that name. Raises `ParamsError` with the nearest name."""
         if name not in self.variants:
             raise ParamsError(unknown("variant", name, list(self.variants)))
         return self.variants[name]
@@ -381,9 +377,8 @@ class Params(Section):
 
 
 def load(path: Path = PARAMS) -> Params:
-    """Read and validate params.yaml.
-    Raises `ParamsError` that lists every fault: line, path of keys, value, and the nearest right key where there is one."""
-    missing = f"{path} is not here ({Path.cwd()}); run from the repository root"
+    """Read and validate params.yaml. Raises `ParamsError` with every fault: line, path of keys, value and nearest right key."""
+    missing = f"{path} does not exist in {Path.cwd()}; run from the repository root"
     data, root = parse(path, read_text(path, ParamsError, missing), ParamsError)
     try:
         return Params.model_validate(data)

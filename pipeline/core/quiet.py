@@ -1,4 +1,4 @@
-"""Send libraries' output to a log file, at the level of file descriptors so that C++ obeys too; set what they read on import."""
+"""Redirect libraries' output to a log, by file descriptor so that C++ obeys too, and set the variables that they read on import."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import TextIO
 
 from pipeline.core import quota
 
-kept_terminal: TextIO | None = None  # stderr of the process that started this one, where this one's own goes to a log
+kept_terminal: TextIO | None = None  # the parent's stderr, if this process's own goes to a log
 
 
 def terminal() -> TextIO:
-    """Where a person looks: this process's stderr, or what was kept of it."""
+    """The stream that a person sees: this process's stderr, or `kept_terminal`."""
     return kept_terminal or sys.stderr
 
 
 @contextmanager
 def output_to(log: Path) -> Iterator[TextIO]:
-    """Redirect stdout and stderr to `log`, unless they go to a log already; yields the terminal's stderr for progress bars."""
+    """Redirect stdout and stderr to `log`, unless they already go to one. Yields the terminal's stderr, for progress bars."""
     if kept_terminal:
         yield kept_terminal
         return
@@ -49,19 +49,18 @@ def output_to(log: Path) -> Iterator[TextIO]:
 
 
 def before_sharing_cores() -> None:
-    """Call before torch is imported where its work alternates with our own threads: idle GNU OpenMP workers would spin on a
-    core while they wait for the next product. torch's own speed stays the same."""
+    """Call before importing torch if its work alternates with our threads: else idle GNU OpenMP workers spin while they wait."""
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def before_gptqmodel() -> None:
-    """Call before gptqmodel is imported: with one worker, on two cores, its loading hangs."""
+    """Call before importing gptqmodel: with one worker, its default on two cores, loading hangs."""
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, quota.processors())))
 
 
 def libraries() -> None:
-    """Quiet model libraries, except for their errors, and give them a home folder.
-    Output is discarded where nothing listens, as in a daemon; a terminal or log for ASCII only gets question marks."""
+    """Silence model libraries except for errors, and give them a home folder. Discard output if there is no stream, as in a daemon;
+    write question marks to one that takes only ASCII."""
     sys.stdout, sys.stderr = (stream or Path(os.devnull).open("w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -1,4 +1,4 @@
-"""The processors, memory and cards that this process may use: a container's limits (cgroup version 2) count."""
+"""The processors, memory and cards that this process may use, within a container's limits (cgroup version 2)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TREE, OWN, VMSTAT = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/pr
 
 
 def processors() -> int:
-    """How many threads may compute at once, at least 1; fractions of a processor are rounded down."""
+    """Number of processors, rounded down, at least 1."""
     allowed = len(os.sched_getaffinity(0))
     for group in _groups():
         with suppress(OSError, ValueError):  # "max", or no such file
@@ -30,14 +30,14 @@ def memory_bytes() -> int:
 
 
 def free_bytes() -> int:
-    """Memory available now; a group's file cache counts as available."""
+    """Memory available now, including a group's inactive file cache."""
     import psutil
 
     return min([int(psutil.virtual_memory().available), *(most - used for most, used in _memory())])
 
 
 def card_bytes(visible: str | None) -> list[int]:
-    """Memory of each card, by nvidia-smi, which needs no library; none without it. visible: as CUDA_VISIBLE_DEVICES; None: all."""
+    """Memory of each card according to nvidia-smi, empty without it. visible: as CUDA_VISIBLE_DEVICES; None: all."""
     tool = shutil.which("nvidia-smi")
     if not tool or visible == "":
         return []
@@ -50,7 +50,7 @@ def card_bytes(visible: str | None) -> list[int]:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel killed for lack of memory, in this group or else on the machine."""
+    """Number of processes killed for lack of memory, in this group or else on the machine."""
     counts = (_facts(file) for file in (*(group / "memory.events" for group in _groups()), VMSTAT))
     return next((facts["oom_kill"] for facts in counts if "oom_kill" in facts), 0)
 

@@ -1,5 +1,5 @@
-"""The type of every file that a stage writes, once: a record in memory is the JSON of its file. `read` and `read_rows` check it.
-A key that a file may lack is NotRequired; everything else is written always, null where it is not known."""
+"""The type of every file that a stage writes; a record in memory is its file's JSON. `read` and `read_rows` check it.
+A key that a file may lack is NotRequired; every other key is always written, null where its value is unknown."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
 
 T = TypeVar("T")
-Json = dict[str, Any]  # not ours: a model's config, a server's reply, a task's rows and config
-Options = dict[str, Any]  # what params.yaml gives a quantizer or an engine: its own names, checked by its signature
+Json = dict[str, Any]  # another program's format: a model's config, a server's reply, a task's rows and config
+Options = dict[str, Any]  # of a quantizer or engine in params.yaml, checked against its signature
 
 
 class Interval(TypedDict):
@@ -27,24 +27,35 @@ class Interval(TypedDict):
     unit: str
 
 
-class Metric(Interval):
-    """What is known of a value; where it or its interval is null, `warnings` says why. clusters, weight, between: as
-    `stats.Estimate` has them."""
+class ShortEstimate(TypedDict):
+    """A value and its interval; where either is null, `warnings` says why."""
 
+    value: float | None
+    low: float | None
+    high: float | None
     n: int
-    confidence: float
     method: str
     warnings: list[str]
+
+
+class WholeEstimate(ShortEstimate):
+    """The fields of `stats.intervals.Estimate`."""
+
     clusters: int | None
     weight: float | None
     between: float | None
+
+
+class Metric(WholeEstimate):
+    unit: str
+    confidence: float
 
 
 Metrics = dict[str, Metric]
 
 
 class Outcome(TypedDict):
-    status: str  # `ok`, or `unsupported`, `invalid`, `crashed` with the reason
+    status: str  # `ok`; or `unsupported`, `invalid` or `crashed`, with a reason
     reason: str | None
 
 
@@ -54,7 +65,7 @@ class File(TypedDict):
 
 
 class RunFacts(TypedDict):
-    """artifacts/runs/<stage>.json: what a stage cost, outside its outputs. peak_memory_bytes: of its largest process."""
+    """artifacts/runs/<stage>.json: what a stage cost. peak_memory_bytes: of its largest process."""
 
     wall_s: float
     peak_memory_bytes: int
@@ -63,7 +74,7 @@ class RunFacts(TypedDict):
 
 # ---- sets: the texts of evalsets/ ------------------------------------------------------------------------------------------
 class TextRow(TypedDict):
-    """A document: corpus, calibration text, what prompts are cut from."""
+    """A document: of the corpus, for calibration, or to cut prompts from."""
 
     id: str
     domain: str
@@ -71,7 +82,7 @@ class TextRow(TypedDict):
 
 
 class PromptRow(TypedDict):
-    """A prompt: plain text, or a chat's messages, each with role and content."""
+    """A prompt: plain text, or chat messages, each with role and content."""
 
     id: str
     domain: str
@@ -79,7 +90,7 @@ class PromptRow(TypedDict):
     messages: NotRequired[list[dict[str, str]]]
 
 
-# ---- manifests: what a folder of artifacts/ holds and how it was made --------------------------------------------------------
+# ---- manifests: what a folder of artifacts/ holds, and how it was made -------------------------------------------------------
 class Folder(TypedDict):
     status: str
     files: dict[str, File]
@@ -88,7 +99,7 @@ class Folder(TypedDict):
 
 
 class Origin(TypedDict):
-    """Where a base came from. given: its files as they lay there; repaired: {file: sha256 as it was given}."""
+    """Where a base came from. given: its files there; repaired: {file: sha256 before the repair}."""
 
     source: str
     license: NotRequired[str]
@@ -126,8 +137,8 @@ class CalibrationFacts(TypedDict):
 
 
 class BuildFacts(TypedDict, total=False):
-    """What a quantizer says of what it wrote. modules: packed matrices; expected_bits: a weight of them, as the method packs;
-    probe: what the model in memory answered (quantizers/_probe.py)."""
+    """What a quantizer reports. modules: number of packed matrices; expected_bits: per weight in them; probe: answers of the
+    model in memory (quantizers/_probe.py)."""
 
     library: str
     converter: str
@@ -149,8 +160,8 @@ class BuildFacts(TypedDict, total=False):
 
 
 class Size(TypedDict, total=False):
-    """What a variant's files hold. bits_per_weight, quantized_share: of the base's weights; packed_bits: per quantized weight, with
-    its scales (null where the format does not tell them apart); tensor_types: bytes."""
+    """Size of a variant's files. bits_per_weight, quantized_share: of the base's weights; packed_bits: per quantized weight, its
+    scales included (null where the format does not separate them); tensor_types: {type: bytes}."""
 
     weight_bytes: int
     bits_per_weight: float
@@ -168,10 +179,9 @@ class Built(Outcome, Build):
     pass
 
 
-class ModelManifest(Folder, Build):
-    """artifacts/models/<variant>/manifest.json: all that was asked, and of an `ok` variant what was built."""
+class Method(TypedDict):
+    """How a variant is made and run. asked: options in params.yaml; options: the same with all defaults; base: digest."""
 
-    reason: str | None
     variant: str
     quantizer: str
     asked: Options
@@ -179,14 +189,20 @@ class ModelManifest(Folder, Build):
     engine: str
     engine_options: Options
     base: str
+
+
+class ModelManifest(Folder, Method, Build):
+    """artifacts/models/<variant>/manifest.json: what was asked and, if `ok`, what was built."""
+
+    reason: str | None
     seed: int
     trust_remote_code: bool
     dequantized_from: NotRequired[str]
 
 
 class States(TypedDict):
-    """What a reference store holds. kind: `hidden` states, or `logits` and why; key: sha256 of model, seed and tokens; shards:
-    {file: indices of its windows}; rounded_otherwise: logits that the head alone rounds to a neighbour."""
+    """What a reference store holds. kind: `hidden` states, or `logits` with the reason why; key: sha256 of model, seed and tokens;
+    shards: {file: indices of its windows}; rounded_otherwise: number of logits that the head by itself rounds to a neighbour."""
 
     kind: str
     why_not_hidden: str | None
@@ -210,7 +226,7 @@ class Store(States):
 
 
 class StoreManifest(Store):
-    """artifacts/reference/manifest.json. skipped: {why a text was left out: how many}."""
+    """artifacts/reference/manifest.json. skipped: {reason: number of texts left out}."""
 
     status: str
     variant: str
@@ -222,13 +238,13 @@ class StoreManifest(Store):
     versions: dict[str, str]
 
 
-# ---- rows: one a line or a token, and the meta file beside them --------------------------------------------------------------
+# ---- rows: one per line or token, and the meta file beside them --------------------------------------------------------------
 class RowsMeta(Outcome):
     variant: str
-    model: str  # digest of the one that made the rows
+    model: str  # digest of the model that made the rows
 
 
-TOKEN_COLUMNS = {  # of artifacts/tokens/<variant>.parquet, a row a scored token: names, and Arrow's names of their types
+TOKEN_COLUMNS = {  # of artifacts/tokens/<variant>.parquet, one row per scored token: {name: Arrow's name of its type}
     "set": "string", "document": "string", "window": "string", "token_class": "string",
     "position": "int32", "token_id": "int32",
     "kld": "float64", "kld_reverse": "float64", "jsd": "float64", "tv": "float64", "logp_ref": "float64",
@@ -242,8 +258,7 @@ class DivergeMeta(RowsMeta):
 
 
 class Look(TypedDict):
-    """Where a stage's rows end: at which of the planned looks. share: of the whole; saved_s: by its own rate, less what looking
-    took."""
+    """At which of its planned looks a stage stopped. share: of all rows; saved_s: estimated, minus the time that looking took."""
 
     look: int
     looks: int
@@ -259,7 +274,7 @@ class TokensMeta(DivergeMeta):
 
 
 class AnswersMeta(RowsMeta):
-    """sets: {file: sha256}; once: why the rows hold no second answers in float32."""
+    """sets: {file: sha256}; once: why there are no second answers in float32."""
 
     sets: dict[str, str]
     batch_size: int
@@ -270,14 +285,14 @@ class AnswersMeta(RowsMeta):
 
 
 class RepliesMeta(DivergeMeta):
-    """tokens: the most that a reply may have; batch: prompts side by side."""
+    """tokens: a reply's limit; batch: prompts side by side."""
 
     tokens: int
     batch: int
 
 
 class GpuMemory(TypedDict):
-    """Peak bytes by torch, and bytes in use on the device by NVML (null where it cannot be asked)."""
+    """Peak bytes according to torch, and bytes in use on the device according to NVML (null without NVML)."""
 
     allocated: int
     reserved: int
@@ -303,7 +318,7 @@ class ModelShape(TypedDict):
 
 
 class TimedModel(TypedDict):
-    """dtype: of its products; rate_of: the product that stands for them among the rates."""
+    """dtype: of its matrix products; rate_of: the timed product that stands for them."""
 
     name: str
     engine: str
@@ -315,7 +330,7 @@ class TimedModel(TypedDict):
 
 
 class Rates(TypedDict):
-    """read, copy: bytes a second; matrix: {dtype: operations a second}; null where unknown."""
+    """read, copy: bytes per second; matrix: {dtype: operations per second}; null where unknown."""
 
     device: str
     read: float | None
@@ -331,7 +346,7 @@ class Looked(TypedDict):
 
 
 class Sweep(TypedDict):
-    """notes, missing: {scenario: what its metrics must say, or why it has none}."""
+    """notes: {scenario: warning for its metrics}; missing: {scenario: why it has no metrics}."""
 
     output_tokens: int
     repeats: int
@@ -340,7 +355,7 @@ class Sweep(TypedDict):
 
 
 class Machine(TypedDict):
-    """gpu: null without one; llamacpp: what it was compiled for."""
+    """llamacpp: the instruction sets it was compiled for."""
 
     cpu: str
     cores: int
@@ -354,8 +369,7 @@ class Machine(TypedDict):
 
 
 class TimingFacts(TypedDict, total=False):
-    """What metrics need besides the rows; all of it where they are `ok`. loads, models: of `variant` and `reference`; draft: digest
-    of the drafting variant, where there is one."""
+    """What metrics need besides rows; complete if `ok`. loads, models: by `variant` and `reference`; draft: digest of the draft."""
 
     loads: dict[str, LoadFacts]
     models: dict[str, TimedModel]
@@ -373,14 +387,14 @@ class TimingsMeta(RowsMeta, TimingFacts):
 
 
 class Guesses(TypedDict, total=False):
-    """Of a request with speculation: tokens of the draft, by pass after the prefill."""
+    """The draft's tokens of a request with speculation, per pass after the prefill."""
 
     proposed: list[int]
     accepted: list[int]
 
 
 class TimedAnswer(Guesses):
-    """A request as the process that ran it saw it, in seconds by its monotonic clock. A failed one may lack the rest."""
+    """A request timed by the process that ran it, in seconds of its monotonic clock. A failed one may lack the rest."""
 
     ok: bool
     error: str | None
@@ -418,7 +432,7 @@ class AnswerAgain(TypedDict):
 
 
 class ItemAnswer(TypedDict):
-    """What a model answered to an item. bytes: of a text that it scored as a whole; again: the same weights' answer in float32."""
+    """A model's answer to an item. bytes: of a text scored as a whole; again: the answer of the same weights in float32."""
 
     loglikelihoods: list[float] | None
     bytes: NotRequired[int]
@@ -429,7 +443,7 @@ class ItemAnswer(TypedDict):
 
 
 class AnswerRow(ItemAnswer):
-    """One item of a task; item, slice, cluster: as the rows of the task have them."""
+    """One item of a task; item, slice, cluster: from the task's row."""
 
     task: str
     doc_id: int
@@ -449,8 +463,8 @@ class AnswerRow(ItemAnswer):
 
 
 class Undrafted(TypedDict):
-    """What a variant that speculates replies without its draft. gaps: nats between the two likeliest tokens at each of its tokens;
-    moved: the most by which one changes where tokens are read as many at a time as with the draft."""
+    """The reply of a speculating variant without its draft. gaps: at each token, nats between the two likeliest; moved: largest
+    change of a gap when tokens are read as many at a time as with the draft."""
 
     token_ids: list[int]
     gaps: list[float]
@@ -458,8 +472,8 @@ class Undrafted(TypedDict):
 
 
 class ReplyRow(TypedDict):
-    """A greedy reply to a trajectory prompt. cut: it stopped at the limit; again: the reference's at another batch size; undrafted:
-    of a variant that speculates."""
+    """A greedy reply to a trajectory prompt. cut: it stopped at the limit; again: the reference's reply at another batch size;
+    undrafted: only of a variant that speculates."""
 
     id: str
     domain: str
@@ -481,24 +495,24 @@ class WindowRow(TypedDict):
     domain: str
 
 
-# ---- servers: one row a request, and what was found of a server --------------------------------------------------------------
+# ---- servers: one row per request, and what a server can do ------------------------------------------------------------------
 class Phases(TypedDict):
     connected: float | None
     headers: float | None
 
 
 class Said(TypedDict):
-    """A token of a reply. gap: nats between the two likeliest there."""
+    """A token of a reply. gap: nats between the two likeliest tokens at its place."""
 
     token: str
     gap: float
 
 
 class Exchange(TypedDict):
-    """One request to a server and its reply. t_*: seconds of the client's clock; said: where log-probabilities were asked for.
+    """One request to a server and its reply. t_*: seconds of the client's clock; said: if log-probabilities were requested.
 
-    t_chunks: arrivals of events with tokens; t_tokens: the same if each had one token; t_last: the last token, or the reply's end
-    if that token was not seen; t_due: when an open loop should have sent it."""
+    t_chunks: arrival of each event with tokens; t_tokens: the same if each event had one token; t_last: the last token, or the end
+    of the reply if no event showed that token; t_due: when an open loop should have sent the request."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
@@ -532,8 +546,8 @@ class RequestRow(Exchange):
 
 
 class ScoreRow(TypedDict):
-    """A window that a server scored. logps: in nats, of tokens `first` and later; null for a part of a character, and where a
-    server tells only the likeliest; top: {token id: nats} of the likeliest in each of their places."""
+    """A window scored by a server. logps: nats, from token `first` on; null for part of a character, and for a token that is not
+    among the likeliest if a server gives only those; top: {token id: nats} of the likeliest at each place."""
 
     set: str
     document: str
@@ -556,7 +570,7 @@ class Finding(TypedDict):
 
 
 class Probe(TypedDict):
-    """What a server can do. url, models: of a server that was not launched here."""
+    """What a server can do. url, models: only of a server that was not launched here."""
 
     url: NotRequired[str]
     model: str
@@ -570,7 +584,7 @@ class Probe(TypedDict):
 
 
 class Launch(TypedDict):
-    """A server that was launched here. log, model_dir: not in reports, which are in git; peak_memory_bytes, cpu_s: at its end."""
+    """A server launched here. log, model_dir: left out of reports, which are in git; peak_memory_bytes, cpu_s: at its end."""
 
     startup_s: float
     build: str | None
@@ -586,8 +600,8 @@ class Launch(TypedDict):
 
 
 class ServerMeta(Outcome):
-    """artifacts/serving/<variant>.meta.json. asked: all settings that the results depend on; prompts: {file: sha256}. Where the
-    tier asks for scores: the digest of the store whose windows they are of, and in the report the metrics of their tokens."""
+    """artifacts/serving/<variant>.meta.json. asked: all settings that the results depend on; prompts: {file: sha256}. If the tier
+    asks for scores, reference: digest of the store whose windows were scored; tokens: their metrics, in the report only."""
 
     variant: str
     reference: NotRequired[str]
@@ -613,22 +627,7 @@ class ServerReport(ServerMeta):
 
 
 # ---- results: what judging stages write into reports/ ------------------------------------------------------------------------
-class ShortEstimate(TypedDict):
-    value: float | None
-    low: float | None
-    high: float | None
-    n: int
-    method: str
-    warnings: list[str]
-
-
-class WholeEstimate(ShortEstimate):
-    clusters: int | None
-    weight: float | None
-    between: float | None
-
-
-# A metric with its range of positions, from and to inclusive.
+# A metric over a range of positions, from and to inclusive.
 Span = TypedDict(
     "Span",
     {
@@ -641,11 +640,11 @@ Span = TypedDict(
 class Agreement(TypedDict):
     position: int
     free: ShortEstimate  # share of replies still equal to the reference's
-    forced: ShortEstimate | None  # share of equal choices up to it
+    forced: ShortEstimate | None  # share of equal choices from the position before up to this one
 
 
 class DocumentKld(TypedDict):
-    """Tokens scored of one document, and the sum of their KLD: by it two variants are compared in pairs."""
+    """Scored tokens of one document and the sum of their KLD, for comparing two variants in pairs."""
 
     tokens: int
     kld: float
@@ -658,7 +657,7 @@ class Curves(TypedDict, total=False):
 
 
 class Bounds(TypedDict, total=False):
-    """Sentences on what bounds each phase of a request, and why a variant is faster or slower than the reference."""
+    """Sentences: what bounds each phase of a request, and why a variant is faster or slower than the reference."""
 
     cliffs: list[str]
     decode: str
@@ -685,19 +684,12 @@ class Floor(TypedDict):
     versions: dict[str, str]
 
 
-class VariantResult(Outcome, Dequantized):
-    """reports/metrics/<variant>.json. model, base: digests; inputs: {file: sha256}; bounds: sentences on what bounds each phase;
-    looks: {stage: where its rows end}; client: the machine that asked the variant's server, in memory only."""
+class VariantResult(Outcome, Method, Dequantized):
+    """reports/metrics/<variant>.json. model: digest; inputs: {file: sha256}; looks: {stage: where its rows end}; client: the
+    machine that sent requests to the variant's server, in memory only."""
 
-    variant: str
     reference: str
-    quantizer: str
-    asked: Options
-    options: Options
-    engine: str
-    engine_options: Options
     model: str
-    base: str
     machine: Machine | None
     kernels: dict[str, int] | None
     inputs: dict[str, str]
@@ -713,7 +705,7 @@ Results = dict[str, VariantResult]  # by variant
 
 
 class RuleVerdict(Interval):
-    """A rule's verdict of a variant, with the value that it judged. settle: items that would decide."""
+    """A rule's verdict on a variant, with the value judged. settle: number of items that would decide."""
 
     metric: str
     against: str
@@ -748,7 +740,7 @@ class VariantVerdict(TypedDict):
 
 
 class Verdict(TypedDict):
-    """reports/gate.json. floor: the reference's noise floors; inputs: digests of what the verdict depends on."""
+    """reports/gate.json. floor: the reference's noise floors; inputs: digests of all else that the verdict depends on."""
 
     verdict: str
     reference: str
@@ -759,7 +751,7 @@ class Verdict(TypedDict):
 
 
 class Tracked(TypedDict):
-    """reports/mlflow.json: ids of the experiment, of the state's run and of each variant's, and its version in the registry."""
+    """reports/mlflow.json: ids of the experiment, the parent run and each variant's run; versions in the registry."""
 
     experiment: str
     parent: str
@@ -768,7 +760,7 @@ class Tracked(TypedDict):
 
 
 class SetRecord(TypedDict):
-    """What a shipped set showed. told: {variant: whether its difference to the probe has an interval without 0}."""
+    """What a shipped set measures. told: {variant: whether the interval of its difference to the probe excludes 0}."""
 
     files: dict[str, str]
     n: int
@@ -786,7 +778,7 @@ class SetRecord(TypedDict):
 
 
 class EvalsetsRecord(TypedDict):
-    """reports/evalsets.json. probe: the variant whose difference to the reference each set was measured by."""
+    """reports/evalsets.json. probe: the variant whose difference to the reference was measured on each set."""
 
     reference: str
     probe: str
@@ -799,12 +791,10 @@ class EvalsetsRecord(TypedDict):
     sets: dict[str, SetRecord]
 
 
-# ---- the smallest that passes: reports/smallest/ --------------------------------------------------------------------------------
-
-
+# ---- the smallest that passes: reports/smallest/ -----------------------------------------------------------------------------
 class ByDocument(TypedDict):
-    """Means of equally long documents against the unchanged model: KLD in nats, share of equal likeliest tokens, and the true
-    token's log-probability lost, in nats. tokens: scored, of each document."""
+    """Means per document, all of one length, against the unchanged model: KLD in nats, share of equal likeliest tokens, and loss of
+    the true token's log-probability in nats. tokens: scored in each document."""
 
     kld: list[float]
     agreement: list[float]
@@ -813,9 +803,9 @@ class ByDocument(TypedDict):
 
 
 class GroupSensitivity(TypedDict):
-    """What one group costs. bytes: {level: bytes}; error: {level: squared error of its values, over their squares}; alone: mean KLD
-    with this group alone at the lowest level; returned: KLD that the lowest level loses when this group alone is put back;
-    unchanged: the lowest level stores it within the rounding of 16 bits."""
+    """What one group costs. bytes, error: by level, the error squared and over the squares of its values; alone: mean KLD with only
+    this group at the lowest level; returned: how much lower the lowest level's KLD is with only this group put back; unchanged: the
+    lowest level stores it within the rounding of 16 bits."""
 
     name: str
     layer: int | None
@@ -828,7 +818,7 @@ class GroupSensitivity(TypedDict):
 
 
 class Uniform(TypedDict):
-    """All groups at one level. exact: how many groups it stores within the rounding of 16 bits."""
+    """All groups at one level. exact: number of groups stored within the rounding of 16 bits."""
 
     bytes: int
     kld: WholeEstimate
@@ -837,7 +827,7 @@ class Uniform(TypedDict):
 
 
 class Texts(TypedDict):
-    """What chose: {file: sha256}, ids of documents, tokens read of each."""
+    """The texts that choose. files: {file: sha256}; documents: ids; tokens: read from each."""
 
     files: dict[str, str]
     documents: list[str]
@@ -845,8 +835,8 @@ class Texts(TypedDict):
 
 
 class Sensitivity(TypedDict):
-    """reports/smallest/sensitivity.json. levels: the lowest first; other_bytes: of tensors in no
-    group; predicted: sum of `alone`; measured: KLD at the lowest level."""
+    """reports/smallest/sensitivity.json. levels: lowest first; other_bytes: of tensors in no group; predicted: sum of `alone`;
+    measured: KLD at the lowest level."""
 
     quantizer: str
     options: Options
@@ -865,9 +855,9 @@ class Sensitivity(TypedDict):
 
 
 class Proposal(TypedDict):
-    """A mix or a uniform model. predicted: from the table; measured: in memory; engine: built and run, null where it was not;
-    against: the best uniform model of its size; gain: KLD that it has more, paired by document; kept: why it is a
-    candidate or is none."""
+    """A mix or a uniform model. predicted: KLD from the sensitivities; measured: in memory; engine: built and run, else null;
+    against: the best uniform model of its size; gain: that model's KLD minus this one's, paired by document; kept: why it is or is
+    not a candidate."""
 
     name: str
     mix: dict[str, str]
@@ -885,8 +875,8 @@ class Proposal(TypedDict):
 
 
 class Candidates(TypedDict):
-    """reports/smallest/candidates.json, written before anything that certifies is read. order: safest first; digest: of the order
-    and every candidate's options."""
+    """reports/smallest/candidates.json, written before the certifying texts are read. order: safest first; digest: of the order and
+    every candidate's options."""
 
     quantizer: str
     engine: str
@@ -915,7 +905,7 @@ class Certified(TypedDict):
 
 class Answer(TypedDict):
     """reports/smallest/answer.json. candidates, store: digests of the frozen list and of the reference's store; tested: in the
-    frozen order up to the first that did not pass; answer: the last that passed."""
+    frozen order, up to the first that did not pass; answer: the last that passed."""
 
     candidates: str
     store: str
@@ -927,9 +917,9 @@ class Answer(TypedDict):
     load: float
 
 
-# ---- failures: artifacts/broke/<variant>.json --------------------------------------------------------------------------------
+# ---- failures ----------------------------------------------------------------------------------------------------------------
 class Group(TypedDict):
-    """Mean divergence of a group of tokens beside that of the rest. by: what the group is of (domain, token class, position)."""
+    """Mean divergence of a group of tokens, and of all others. by: what defines the group (domain, token class, position)."""
 
     by: str
     group: str
@@ -968,7 +958,7 @@ class WorstToken(TypedDict):
 
 
 class ItemPair(TypedDict):
-    """Both answers to an item in words. unknown: why its prompt is null; fall: nats that the right choice's margin lost."""
+    """Both answers to an item in words. unknown: why its prompt is null; fall: loss of the right choice's margin, nats."""
 
     task: str
     item: str | int | None
@@ -993,7 +983,7 @@ class ReplyPair(TypedDict):
 
 
 class Cases(TypedDict, Generic[T]):
-    """The first rows of a longer list. of: how many rows were looked at."""
+    """The first rows of a longer list. of: number of rows examined."""
 
     shown: int
     total: int
@@ -1012,7 +1002,7 @@ class FailureLists(TypedDict):
 
 
 class Failures(FailureLists):
-    """missing: {stage: why there are no rows}; words: `spread` in words."""
+    """artifacts/broke/<variant>.json. missing: {stage: why it has no rows}; words: `spread` in words."""
 
     variant: str
     reference: str
@@ -1028,7 +1018,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def checked(value: Any, kind: type[T], where: str, remedy: str = "delete it and run `dvc repro`") -> T:
-    """`value` as it is, if it is a record of that kind. Raises `ArtifactError` with the first fault."""
+    """`value` itself if it is a record of that kind. Raises `ArtifactError` with the first fault."""
     try:
         _adapter(kind).validate_python(value, strict=True)  # type: ignore[arg-type]  # a class can be hashed
     except ValidationError as e:

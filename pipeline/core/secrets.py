@@ -1,4 +1,4 @@
-"""Remove passwords and keys from text that leaves this machine: bundles, MLflow."""
+"""Remove passwords and keys from text that leaves this machine (bundles, MLflow)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXT = {".json", ".jsonl", ".yaml", ".lock", ".txt", ".md", ".html", ".csv", ".s
 
 
 def hide(text: str) -> str:
-    """A text without what looks like a password or key, and without the values of this process's secret variables."""
+    """A text without anything like a password or key, and without the values of secret environment variables."""
     for name, value in os.environ.items():
         if NAMES.search(name) and len(value) >= 8:
             text = text.replace(value, HIDDEN)
@@ -27,7 +27,7 @@ def hide(text: str) -> str:
 
 
 def hide_in(value: Any) -> Any:
-    """`hide` for every text in nested lists and dicts; keys stay, since they are names."""
+    """`hide` applied to all texts in nested lists and dicts, except keys."""
     if isinstance(value, dict):
         return {k: hide_in(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -36,7 +36,7 @@ def hide_in(value: Any) -> Any:
 
 
 def hide_bytes(data: bytes, suffix: str) -> bytes:
-    """A file's bytes without secrets; the same object where nothing was hidden. Text is known by suffix or as valid UTF-8."""
+    """A file's bytes without secrets; the same object if nothing was hidden. Text is known by its suffix or as valid UTF-8."""
     try:
         text = data.decode("utf-8", errors="replace" if suffix in TEXT else "strict")
     except UnicodeDecodeError:

@@ -1,6 +1,6 @@
 """Separate environments for backends whose pins clash with ours: envs/<name>.txt, built on first use under artifacts/envs/ by the
-file's hash. The file may say `# on top of ours` (first line), `# with NAME=VALUE` (a variable for its build), `# without NAME`
-(taken out again) and `# also NAME VERSION` (another name by which its package looks itself up).
+file's hash. Its comments may be `# on top of ours` (first line), `# with NAME=VALUE` (a variable for the build), `# without NAME`
+(uninstalled again) and `# also NAME VERSION` (another name under which a package looks itself up).
 `python -m pipeline.core.venvs NAME` builds one."""
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from pipeline.core.errors import ArtifactError, Unsupported
 
 FILES = Path("envs")
 HOME = artifacts.ARTIFACTS / "envs"
-LAYERED = "# on top of ours"  # first line of a file whose packages take precedence over ours
-WITH = re.compile(r"^# with (\w+)=(\S+)$", re.MULTILINE)  # a variable that a package's build reads
+LAYERED = "# on top of ours"  # its packages take precedence over ours
+WITH = re.compile(r"^# with (\w+)=(\S+)$", re.MULTILINE)
 WITHOUT = re.compile(r"^# without (\S+)$", re.MULTILINE)
 ALSO = re.compile(r"^# also (\S+) (\S+)$", re.MULTILINE)
 VLLM = "VLLM_PYTHON"
-READY = ".ready"  # written last: an environment without it was not finished
-NEVER = "has no wheels with a matching"  # uv of a package that is not made for this system or Python
+READY = ".ready"  # written last, into a complete environment
+NEVER = "has no wheels with a matching"  # uv's words if a package is not made for this system or Python
 
 
 def python(name: str) -> Path:
-    """The interpreter of an environment, built on first use.
-    Raises `Unsupported` if a package does not exist for this machine, and `ArtifactError` for faults that may pass: no network,
-    a full disk, a mirror without the package."""
+    """The interpreter of an environment, built on first use. Raises `Unsupported` if a package does not exist for this machine, and
+    `ArtifactError` for faults that may pass: no network, a full disk, a mirror without the package."""
     home = folder(name)
     HOME.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{home}.lock"):
@@ -48,12 +47,12 @@ def is_here(name: str) -> bool:
 
 def folder(name: str) -> Path:
     text = (FILES / f"{name}.txt").read_bytes()
-    base = sysconfig.get_path("purelib") if text.decode().startswith(LAYERED) else ""  # it points there
+    base = sysconfig.get_path("purelib") if text.decode().startswith(LAYERED) else ""  # our packages, to which it refers
     return (HOME / f"{name}-{hashlib.sha256(text + sys.version.encode() + base.encode()).hexdigest()[:12]}").resolve()
 
 
 def vllm() -> str:
-    """The interpreter that has vLLM: gigabytes, so it is never built on first use."""
+    """The interpreter that has vLLM, which at gigabytes is never built on first use."""
     named = os.environ.get(VLLM)
     if named is None and is_here("vllm"):
         return str(folder("vllm") / "bin/python")
@@ -85,7 +84,7 @@ def _build(name: str, wanted: Path, home: Path) -> None:
         info = site / f"{other}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {other}\nVersion: {version}\n", encoding="utf-8")
-    if layered:  # a .pth file's folders come after the environment's own: what it installed wins
+    if layered:  # folders of a .pth file come after the environment's own, whose packages so win
         (site / "zz-ours.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     (home / READY).touch()
 
@@ -100,12 +99,12 @@ def _failed(name: str, log: Path) -> ArtifactError | Unsupported:
 
 
 def run(name: str, *arguments: str, log: Path) -> None:
-    """Run `python <arguments>` in an environment, as `isolate.tool` does."""
+    """Run `python <arguments>` in an environment by `isolate.tool`."""
     isolate.tool([str(python(name)), *arguments], what=name, log=log, env=install.clean())
 
 
 def main(name: str) -> None:
-    """Build the environment of envs/NAME.txt, and say where its Python is."""
+    """Build the environment of envs/NAME.txt and print the path of its Python."""
     cli.say("env", str(python(name)))
 
 

@@ -1,1 +1,1 @@
-"""What a merge is judged by: rules and verdicts, the baseline, freshness, policy, the comment."""
+"""How a merge is judged: rules and verdicts, the baseline, freshness, policy, the comment."""

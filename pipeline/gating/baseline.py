@@ -1,8 +1,7 @@
 """The baseline: results of the commit that a merge goes into, from git (summaries) and from DVC's cache (rows).
 
-A branch moves while no file here changes, so DVC's stage `gate` judges against the reference only and leaves rules
-`against: baseline` unjudged (never PASS). `quantgate gate --enforce --baseline REV` judges them at a merge and writes
-nothing into reports/.
+A branch can move while no file here changes. So DVC's stage `gate` leaves rules `against: baseline` unjudged (never PASS);
+`quantgate gate --enforce --baseline REV` judges them at a merge, and writes nothing into reports/.
 """
 
 from __future__ import annotations
@@ -35,29 +34,25 @@ from pipeline.serving import results as server_results
 VARIABLE = "QUANTGATE_BASELINE"
 NEXT = "fetch it (`git fetch`), or name another commit with --baseline"
 LOCK = Path("dvc.lock")
-CACHE = Path(".dvc/cache/files/md5")  # a file of md5 `abcdef...` is ab/cdef...
+CACHE = Path(".dvc/cache/files/md5")  # the file with md5 `abcdef...` is ab/cdef...
 Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A commit's params.yaml as parsed, dvc.lock's {path: md5}, and results: {variant: metrics/<variant>.json}."""
+    """A commit's parsed params.yaml, {path: md5} of its dvc.lock, and results by variant. name: for messages."""
 
+    name: str
     rev: str
     commit: str
-    params: dict[str, Any] = field(default_factory=dict)
-    lock: dict[str, str] = field(default_factory=dict)
+    params: dict[str, Any]
+    lock: dict[str, str]
     results: dict[str, VariantResult] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return f"{self.rev} ({self.commit[:7]})"
 
 
 @dataclass(frozen=True)
 class VariantChanges:
-    """A variant since the baseline. differences: {metric: its difference}, of metrics that a rule names; before: the baseline's
-    metrics that a rule names; lost: metrics that only the baseline has."""
+    """differences, before: of metrics that a rule names, difference and baseline; lost: metrics that only the baseline has."""
 
     differences: dict[str, Difference] = field(default_factory=dict)
     before: dict[str, Metric] = field(default_factory=dict)
@@ -66,7 +61,7 @@ class VariantChanges:
 
 @dataclass(frozen=True)
 class Changes:
-    """Every variant but the reference since the baseline, a revision and its commit."""
+    """All variants except the reference since the baseline: a revision and its commit."""
 
     rev: str
     commit: str
@@ -74,51 +69,50 @@ class Changes:
 
 
 def wanted(given: str | None, settings: Params) -> str | None:
-    """The revision to compare with: --baseline, else QUANTGATE_BASELINE, else gate.baseline, else None."""
+    """The revision to compare with: --baseline, QUANTGATE_BASELINE, gate.baseline or None, in this order."""
     return given or os.environ.get(VARIABLE) or settings.gate.baseline
 
 
 def stages(lock: bytes, where: str = str(LOCK)) -> dict[str, Any]:
-    """{stage: what it ran, read and wrote} of a dvc.lock's text. Raises `ArtifactError` if it is damaged."""
+    """The stages in the text of a dvc.lock. Raises `ArtifactError` if it is damaged."""
     try:
         return dict(yaml.load(lock, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["stages"])  # noqa: S506
     except (yaml.YAMLError, KeyError, TypeError, ValueError) as e:
         raise ArtifactError(f"{where} is damaged ({type(e).__name__}); take it back from git and run `dvc repro`") from None
 
 
-@functools.lru_cache(maxsize=2)  # a third of a second for ten variants, and needed for every rows file
+@functools.lru_cache(maxsize=2)  # a third of a second for ten variants, and needed for each file of rows
 def outputs(lock: bytes, where: str = str(LOCK)) -> dict[str, str]:
-    """{path of an output: its md5} of a dvc.lock's text; a folder's md5 ends in `.dir`."""
+    """{path of an output: md5} in the text of a dvc.lock; a folder's md5 ends in `.dir`."""
     return {out["path"]: out["md5"] for stage in stages(lock, where).values() for out in stage.get("outs", [])}
 
 
 def md5(content: bytes) -> str:
-    """As DVC 3 hashes a file: of its bytes as they are."""
+    """A file's hash in DVC 3."""
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 def read(rev: str) -> Baseline:
-    """A commit's results. Raises `ArtifactError` if it has none, or others than its dvc.lock records."""
+    """A commit's results. Raises `ArtifactError` if it has none, or if they differ from its dvc.lock."""
     commit = git.line("rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
     if commit is None:
-        raise ArtifactError(f"no baseline: {rev!r} is no commit here; {NEXT}")
-    base = Baseline(rev, commit)
-    if (lock := git.show(commit, LOCK)) is None:
-        raise ArtifactError(f"no baseline: {base.name} has no {LOCK}, so no results; {NEXT}")
-    base.lock.update(outputs(lock, f"{LOCK} of {base.name}"))
-    content, _ = parse(Path(f"{PARAMS} of {base.name}"), (git.show(commit, PARAMS) or b"").decode(errors="replace"), ArtifactError)
+        raise ArtifactError(f"no baseline: {rev!r} is not a commit here; {NEXT}")
+    name = f"{rev} ({commit[:7]})"
+    if (text := git.show(commit, LOCK)) is None:
+        raise ArtifactError(f"no baseline: {name} has no {LOCK}, so no results; {NEXT}")
+    lock = outputs(text, f"{LOCK} of {name}")
+    content, _ = parse(Path(f"{PARAMS} of {name}"), (git.show(commit, PARAMS) or b"").decode(errors="replace"), ArtifactError)
     if not isinstance(content, dict) or not isinstance(content.get("variants"), dict):
-        raise ArtifactError(f"no baseline: {PARAMS} of {base.name} names no variants; {NEXT}")
-    base.params.update(content)
+        raise ArtifactError(f"no baseline: {PARAMS} of {name} names no variants; {NEXT}")
+    base = Baseline(name, rev, commit, content, lock)
     base.results.update(_written(base, artifacts.metrics, list(content["variants"]), VariantResult))
     if not base.results:
-        raise ArtifactError(f"no baseline: {base.name} holds no {artifacts.metrics('<variant>')}; {NEXT}")
+        raise ArtifactError(f"no baseline: {name} holds no {artifacts.metrics('<variant>')}; {NEXT}")
     return base
 
 
 def _written(base: Baseline, path_of: Callable[[str], Path], variants: list[str], kind: type[Record]) -> dict[str, Record]:
-    """{variant: its record} that the baseline's pipeline wrote, of those that are there. Files of a variant that its params.yaml
-    no longer names are not its results."""
+    """{variant: record} as the baseline's pipeline wrote them. variants: of its params.yaml; files of others may be left over."""
     written = {}
     for name in variants:
         path = path_of(name)
@@ -129,19 +123,18 @@ def _written(base: Baseline, path_of: Callable[[str], Path], variants: list[str]
         try:
             written[name] = records.checked(json.loads(content), kind, str(path))
         except ArtifactError:
-            raise ArtifactError(f"no baseline: {path} of {base.name} is of another version of quantgate; {NEXT}") from None
+            raise ArtifactError(f"no baseline: {path} of {base.name} comes from another version of quantgate; {NEXT}") from None
     return written
 
 
 def compare(base: Baseline, results: dict[str, VariantResult], settings: Params) -> Changes:
-    """What changed since the baseline. results: {variant: metrics/<variant>.json} of this run. Raises `ArtifactError` if the
-    baseline was measured against another reference or base model."""
+    """What changed since the baseline. results: of this run. Raises `ArtifactError` if reference or base model was another."""
     reference, reference_before = results.get(settings.reference), base.results.get(settings.reference)
     if reference_before is None or any(r["reference"] != settings.reference for r in base.results.values()):
         raise ArtifactError(f"no baseline: {base.name} measured against another reference than {settings.reference}; {NEXT}")
     if reference is None or reference["base"] != reference_before["base"]:
         raise ArtifactError(f"no baseline: {base.name} measured another base model; {NEXT}")
-    if server_results.judged(settings):  # else a server's metrics are not needed
+    if server_results.judged(settings):  # else no server's metrics are needed
         reports = _written(base, artifacts.served, list(base.results), records.ServerReport)
         server_results.add(base.results, settings, reports)
     variants = {}
@@ -150,7 +143,7 @@ def compare(base: Baseline, results: dict[str, VariantResult], settings: Params)
             continue
         change = _changes(base, name, results.get(name), settings)
         if reference["model"] != reference_before["model"]:
-            note = f"the reference is built in another way than at {base.rev}"
+            note = f"the reference is not built as at {base.rev}"
             for metric, difference in change.differences.items():
                 change.differences[metric] = paired_difference.of_another_reference(metric, difference, note)
         variants[name] = change
@@ -163,7 +156,7 @@ def _changes(base: Baseline, name: str, now: VariantResult | None, settings: Par
     have, had = now["metrics"] if now else {}, before["metrics"]
     ruled = [n for n in dict.fromkeys(rule.metric for rule in settings.gate.rules) if n in had]
     known = {n for n, m in have.items() if m["value"] is not None or m["warnings"]}
-    known |= {n for n in had if now and early(now, n)}  # a part of the rows that has not come yet
+    known |= {n for n in had if now and early(now, n)}  # its rows may not have been measured yet
     return VariantChanges(
         differences=_differences(base, name, now, before, [n for n in ruled if n in have], settings) if now else {},
         before={n: had[n] for n in ruled},
@@ -174,7 +167,7 @@ def _changes(base: Baseline, name: str, now: VariantResult | None, settings: Par
 def _differences(
     base: Baseline, variant: str, now: VariantResult, before: VariantResult, names: list[str], settings: Params
 ) -> dict[str, Difference]:
-    """{metric: its difference}: paired where the rows of both can be had, else from the two summaries."""
+    """{metric: difference}: paired if the rows of both commits are available, else from the two summaries."""
     have, had = now["metrics"], before["metrics"]
     same = {served: _digest(now, served) == _digest(before, served) for served in (True, False)}
     equal = [n for n in names if same[is_served(n)] and have[n]["value"] is not None]
@@ -206,21 +199,21 @@ def _differences(
 
 
 def _digest(result: VariantResult, served: bool) -> str:
-    """Of a variant's server metrics, or of all else."""
+    """Digest of a variant's server metrics, or of all its other results."""
     metrics = {n: m for n, m in result["metrics"].items() if is_served(n) == served}
     client = result.get("client")
     return artifacts.digest([metrics, client] if served else {**result, "metrics": metrics, "client": None, "looks": None})
 
 
 def _rows(base: Baseline, path: Path, now: VariantResult, before: VariantResult) -> list[Path]:
-    """The rows of this run's metrics and of the baseline's, by their recorded hashes."""
+    """The rows behind this run's and the baseline's metrics, checked by their recorded hashes."""
     name, paths = path.as_posix(), []
     lock = outputs(LOCK.read_bytes()) if LOCK.exists() else {}
     for result, md5_of, commit in ((now, lock, "HEAD"), (before, base.lock, base.commit)):
         sha256 = result["inputs"].get(name)
         here = path.exists() and artifacts.sha256_file(path) == sha256
         if not here and name not in md5_of:
-            raise ArtifactError(f"{name} stands in no {LOCK}")
+            raise ArtifactError(f"{name} is in no {LOCK}")
         rows = path if here else _cached(name, md5_of[name], commit)
         if artifacts.sha256_file(rows) != sha256:
             raise ArtifactError(f"{rows} is not what the metrics were made from")
@@ -229,8 +222,7 @@ def _rows(base: Baseline, path: Path, now: VariantResult, before: VariantResult)
 
 
 def _cached(path: str, md5_then: str, commit: str) -> Path:
-    """The file that `path` was at a commit: DVC's cache, else what `dvc get` brings from wherever it is kept. Raises
-    `ArtifactError` with the reason where neither has it."""
+    """The file that `path` was at a commit, from DVC's cache or by `dvc get`. Raises `ArtifactError` if neither has it."""
     here = CACHE / md5_then[:2] / md5_then[2:]
     kept = artifacts.ARTIFACTS / "baseline" / md5_then
     if here.exists() or kept.exists():
@@ -243,7 +235,7 @@ def _cached(path: str, md5_then: str, commit: str) -> Path:
         try:
             Repo.get(".", path, out=str(rows), rev=commit)
         except (DvcException, OSError):
-            raise ArtifactError(f"{path} of {commit[:7]} is in no cache or remote of DVC") from None
+            raise ArtifactError(f"{path} of {commit[:7]} is neither in DVC's cache nor in a remote") from None
         with artifacts.atomic_file(kept) as tmp:
             shutil.copyfile(rows, tmp)
     return kept

@@ -1,7 +1,6 @@
-"""The comment of a merge request: the verdict first, then the differences that matter most, then every rule, folded.
+"""The comment on a merge request: the verdict, the most important differences, then all rules, folded.
 
-`python -m pipeline.gate --comment --baseline REV` writes it; .github/workflows/gate.yml posts it once and edits it from then on,
-finding it by MARK.
+`python -m pipeline.gate --comment --baseline REV` writes it; .github/workflows/gate.yml posts it once and edits it, found by MARK.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from pipeline.reporting.text import render as page
 
 FILE = artifacts.ARTIFACTS / "comment.md"
 MARK = "<!-- quantgate -->"
-DELTAS = 3  # so many differences stand above the fold
+DELTAS = 3  # differences above the fold
 LONGEST = 300  # characters of a reason in the table
-LARGEST = 60_000  # characters that a comment holds (GitHub: 65 536), without its line ends
+LARGEST = 60_000  # characters of a comment: GitHub's limit, 65 536, less room for line ends
 ORDER = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
 ESCAPED = str.maketrans({"&": "&amp;", "<": "&lt;", "|": "\\|", "@": "&#64;", "\n": " ", "\r": " "})
 
 
 def problem(reason: str) -> str:
-    """The comment where there is no verdict."""
+    """The comment if there is no verdict."""
     return f"{MARK}\n### quantgate: no verdict\n\n{_plain(reason)}\n\nNothing is passed without a verdict (exit code 2).\n"
 
 
@@ -34,7 +33,7 @@ def render(merge: Merge) -> str:
     verdict, variants = merge.verdict, merge.verdict["variants"]
     required = {n: v for n, v in variants.items() if v["required"]}
     advisory = {n: v for n, v in variants.items() if not v["required"]}
-    level = next(v["family"]["level"] for v in variants.values())  # what a confidence leaves on one side
+    level = next(v["family"]["level"] for v in variants.values())  # one tail of the confidence
     reference = merge.results.get(verdict["reference"])
     context = {
         "mark": MARK, "verdict": verdict, "changes": merge.changes, "loosened": merge.loosened, "required": required,
@@ -49,7 +48,7 @@ def render(merge: Merge) -> str:
 
 
 def _deltas(variants: dict[str, VariantVerdict], merge: Merge) -> list[str]:
-    """One line for each of the values nearest to, or farthest past, what their rules allow."""
+    """One line for each of the values closest to their bounds or farthest past them."""
     ranked: dict[tuple[str, str], tuple[tuple[bool, int, float], str]] = {}
     for name, v in variants.items():
         for rule in v["rules"]:
@@ -61,7 +60,7 @@ def _deltas(variants: dict[str, VariantVerdict], merge: Merge) -> list[str]:
 
 
 def _used(rule: RuleVerdict) -> float:
-    """How much of what a rule allows is used up by the worse end of the interval; 1 is the bound."""
+    """Share of a rule's allowance that the worse end of the interval uses up; 1 is the bound."""
     ends = [x for x in (rule["low"], rule["high"], rule["value"]) if x is not None]
     neutral = rule["neutral"] or 0.0  # an absolute limit counts from 0
     allowed = rule["threshold"] - neutral
@@ -115,5 +114,5 @@ def _cells(name: str, rule: RuleVerdict, changes: Changes | None) -> dict[str, o
 
 
 def _plain(text: object) -> str:
-    """Text without a cell, tag, mention or line of Markdown's."""
+    """Text escaped for a cell: no Markdown table cell, tag, mention or line end."""
     return str(text).translate(ESCAPED)

@@ -1,6 +1,6 @@
 """Freshness: whether results and verdict still follow from the files here.
 
-DVC compares every file, param and command with dvc.lock; `changed_source` adds a local model (`model.path`) that changed.
+DVC compares files, params and commands with dvc.lock. Added here: a changed local model (`model.path`), and a changed draft.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pipeline.core.records import BaseManifest, TimingsMeta
 from pipeline.engines._speculation import drafting_variant, other_draft
 from pipeline.model.config import wanted
 
-ABSENT = ("deleted", "not in cache")  # DVC's words for a file that is not in the folder, or whose copy its cache lacks
-NAMED = 8  # files in a message
+ABSENT = ("deleted", "not in cache")  # DVC's words for a file missing in the folder or in its cache
+NAMED = 8  # files named in a message
 SUFFIXES = (".py", ".yaml", ".jsonl", ".txt")
 SOURCES = ("evalsets", "envs", "constraints.txt", "pipeline/protocol.yaml")
 JUDGED_BY = {"compare", "gate", "reference", "seed", "tier", "variants"}  # sections of params.yaml
 
 
 def inputs(settings: Params) -> dict[str, str]:
-    """Digests of what a verdict rests on beside the results: data, packages, protocol and params."""
+    """Digests of what a verdict depends on besides the results: data, packages, protocol and params."""
     digests = {}
     for path in map(Path, SOURCES):
         files = [p for p in data_files(path, "**/*") if p.suffix in SUFFIXES] if path.is_dir() else [path]
@@ -36,7 +36,7 @@ def inputs(settings: Params) -> dict[str, str]:
 
 
 def check(settings: Params) -> list[str]:
-    """Paths that are not in this folder, so that they could not be compared. Raises `ArtifactError` if any other differs."""
+    """Paths that could not be compared because they are not here. Raises `ArtifactError` if anything else differs."""
     changed, absent = status()
     if source := changed_source(settings):
         redo = "run `dvc repro -f download`, then `dvc repro`"
@@ -52,7 +52,7 @@ def check(settings: Params) -> list[str]:
 
 
 def changed_drafts(settings: Params) -> list[str]:
-    """Variants that were timed with another build of the variant that drafts for them: DVC does not know which that is."""
+    """Variants timed with another build of their drafting variant; DVC does not know which variant drafts."""
     drafts = {n: draft for n, v in settings.variants.items() if (draft := drafting_variant(v.engine_options))}
     timed = {n: artifacts.meta_of(artifacts.timings(n)) for n in drafts}
     here = [n for n, d in drafts.items() if timed[n].exists() and (artifacts.model_dir(d) / artifacts.MANIFEST).exists()]
@@ -61,8 +61,7 @@ def changed_drafts(settings: Params) -> list[str]:
 
 @contextmanager
 def project(what: str = "the results") -> Iterator[Any]:
-    """DVC's project in this folder, to compare `what` with dvc.lock. Raises `ArtifactError` where DVC refuses: no project, a
-    damaged dvc.lock, another dvc at work."""
+    """DVC's project here, to compare `what` with dvc.lock. Raises `ArtifactError` if DVC refuses: none, damaged, or in use."""
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
@@ -75,8 +74,7 @@ def project(what: str = "the results") -> Iterator[Any]:
 
 
 def status() -> tuple[list[str], list[str]]:
-    """(what differs from dvc.lock, what is absent), of all that the stage `gate` follows from. Raises `ArtifactError` where DVC
-    cannot say (`project`)."""
+    """(what differs from dvc.lock, what is absent) among all that stage `gate` depends on. Raises as `project` does."""
     with project() as repo:
         stages = repo.status(targets=["gate"], with_deps=True)
     changed: set[str] = set()
@@ -98,7 +96,7 @@ def status() -> tuple[list[str], list[str]]:
 
 
 def changed_source(settings: Params) -> list[str]:
-    """Files of a local model that are no longer those that were downloaded from it."""
+    """Files of a local model that changed since `download` read them."""
     if not isinstance(settings.model, PathModel) or not (artifacts.BASE / artifacts.MANIFEST).exists():
         return []
     manifest = records.read(artifacts.BASE / artifacts.MANIFEST, BaseManifest)

@@ -1,7 +1,7 @@
-"""How often the documents and items that certify were looked at, by git.
+"""How often the documents and items that certify have been looked at, according to git.
 
-Every commit whose results differ is a look: who tries, sees and tries again chooses by these texts, and a PASS then errs more often
-than a rule says. tests/bench/simulations.py measures by how much.
+Each commit with other results is a look. Trying again after a look means choosing by these texts, and a PASS is then wrong more
+often than a rule says (by how much: tests/bench/simulations.py).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import re
 from pipeline.core import git
 from pipeline.core.params import Params
 
-WORN = 8  # looks: a variant at its margin then passes by chance in a tenth of such histories (simulations.py)
+WORN = 8  # looks, after which a variant at its margin has passed by chance in a tenth of histories (simulations.py)
 SETS = ("evalsets/corpus", "evalsets/tasks", "evalsets/prompts")
 
 
 def count(settings: Params) -> int:
-    """Commits with other results on the same documents and items: since the sets or the seed changed last."""
+    """Number of commits with other results since the sets or the seed last changed."""
     looks, same = 0, _sets("HEAD")
     for commit in (git.line("log", "--format=%H", "--", "reports/metrics", "reports/smallest") or "").split():
         if _sets(commit) != same or (settings.amount.documents != "all" and _seed(commit) != settings.seed):
@@ -35,7 +35,7 @@ def _seed(commit: str) -> int | None:
 
 
 def note(looks: int, settings: Params) -> str:
-    """How worn the set that certifies is, and how to draw another."""
+    """How worn the certifying set is, and how to draw another."""
     times = f"the documents that certify were looked at in {looks} earlier commits with other results"
     if looks < WORN:
         return times

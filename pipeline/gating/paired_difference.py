@@ -1,7 +1,7 @@
 """Differences between a variant's metrics and the baseline's.
 
-They are paired, item by item and token by token, if both commits' rows are available. Else they come from the two intervals, as if
-these were independent, which makes them wider. A ratio is compared by its quotient, all else by its difference.
+They are paired by item or token if the rows of both commits are available. Else they come from the two intervals as if these were
+independent, which makes them wider. Ratios are compared by quotient, all else by difference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.metrics.answers import PAIRED, answer_metrics, pair
 from pipeline.metrics.builder import Builder, as_metric
 from pipeline.metrics.definitions import definition, position_parts, timed
 from pipeline.metrics.tokens import PER_TOKEN, TOKEN, Columns
-from pipeline.stats.intervals import Estimate, cluster_bootstrap
+from pipeline.stats.intervals import Estimate
 
 
 class Difference(Metric):
@@ -29,19 +29,14 @@ class Difference(Metric):
     how: str
 
 
-def _is_ratio(name: str) -> bool:
-    what = definition(name)
-    return what is not None and what.unit == "ratio"
-
-
 def by_item(name: str) -> bool:
     """Whether a metric's difference is paired by item."""
     return name.split("/")[0] in ("acc", *PAIRED)
 
 
 def tokens_paired(b: Builder, name: str, now: dict[str, list[Any]], before: dict[str, list[Any]]) -> Difference | None:
-    """Paired difference of a token metric over tokens that both have; None where they share none, or it has no such rows. now,
-    before: columns of artifacts/tokens. Whole documents are resampled, as in the metric itself."""
+    """Paired difference of a token metric over the tokens of both; None without common tokens or for any other metric. now, before:
+    columns of artifacts/tokens. Whole documents are resampled, as for the metric itself."""
     stem, _, part = name.partition("/")
     if stem not in PER_TOKEN:
         return None
@@ -51,27 +46,25 @@ def tokens_paired(b: Builder, name: str, now: dict[str, list[Any]], before: dict
     change = (values - values_before)[in_part]
     if not len(change) or not np.isfinite(change).all():
         return None
-    estimate = cluster_bootstrap(
-        change, np.ones(len(change)), shared["document"][in_part], confidence=b.confidence, resamples=b.resamples,
-        rng=b.rng(f"baseline/{name}"), transform="exp" if stem == "ppl_ratio" else "mean",
-    )  # fmt: skip
+    documents, transform = shared["document"][in_part], "exp" if stem == "ppl_ratio" else "mean"
+    estimate = b.resampled(f"baseline/{name}", change, 1, documents, transform)
     left = len(now["kld"]) - len(shared["kld"])
     return _difference(estimate, name, b.confidence, "paired by token", *_unmatched(left, "tokens"))
 
 
 def _shared(now: dict[str, list[Any]], before: dict[str, list[Any]]) -> tuple[Columns, Columns]:
-    """The rows of both that are the same token in the same place, in the same order."""
+    """The rows of both with the same token in the same place, in one order."""
     keys, keys_before = (list(zip(*(columns[k] for k in TOKEN))) for columns in (now, before))
     index = {key: k for k, key in enumerate(keys_before)}
     if len(index) < len(keys_before) or len(set(keys)) < len(keys):
-        raise ArtifactError("a token stands twice in the rows; it would count as two")
+        raise ArtifactError("a token stands twice in the rows and would count as two")
     both = [(k, index[key]) for k, key in enumerate(keys) if key in index]
     rows, rows_before = np.array(both, int).reshape(-1, 2).T
     return {k: np.asarray(v)[rows] for k, v in now.items()}, {k: np.asarray(v)[rows_before] for k, v in before.items()}
 
 
 def _part(c: Columns, part: str, stem: str) -> NDArray[np.bool_]:
-    """Which tokens a metric is over: a domain, tokens of context, a class; perplexity over texts only."""
+    """Mask of the tokens of a metric's part: a domain, positions or a class; perplexity is over texts only."""
     kind, _, name = part.rpartition(":")
     if kind == "position":
         return np.asarray(position_parts(c["position"]) == name)
@@ -83,13 +76,12 @@ def _part(c: Columns, part: str, stem: str) -> NDArray[np.bool_]:
 
 
 def _item(row: AnswerRow) -> tuple[Any, ...]:
-    """What tells whether two rows answer the same question, asked in the same words."""
+    """The key of a row's question: equal for the same item asked in the same words."""
     return row["task"], row["doc_id"], row["filter"], row["doc_hash"], row["prompt_hash"], row["target_hash"]
 
 
 def items_paired(b: Builder, now: list[AnswerRow], before: list[AnswerRow]) -> dict[str, Difference]:
-    """{metric: paired difference} of accuracy and byte perplexity over the items of both, as metrics/answers.py compares with the
-    reference."""
+    """{metric: paired difference} of accuracy and byte perplexity over the items of both, computed as to the reference."""
     rows_before = {_item(row): row for row in before}
     shared = [row for row in now if _item(row) in rows_before]
     if not shared:
@@ -113,26 +105,28 @@ def _unmatched(count: int, what: str) -> tuple[str, ...]:
     return (f"{count} {what} of this run have no baseline",) if count else ()
 
 
+def _is_ratio(name: str) -> bool:
+    what = definition(name)
+    return what is not None and what.unit == "ratio"
+
+
 def unpaired(name: str, now: Metric, before: Metric, why: str, *, same_machine: bool) -> Difference:
-    """Difference of two values from them and their intervals, as if they were independent. The limits add by their squares (Zou
-    and Donner 2008, Statistics in Medicine 27:1693), on the log scale for a ratio. Without both intervals, or with timings of two
-    machines, there is a value and no interval, which never passes. why: pairing was lost."""
+    """Difference of two values with intervals, taken as independent. The limits add by their squares (Zou and Donner 2008,
+    Statistics in Medicine 27:1693), on the log scale for a ratio. If an interval is missing, or timings are of two machines, the
+    difference has no interval and never passes. why: reason why pairing was lost."""
     ratio, both = _is_ratio(name), (now, before)
     ends = np.array([[m["value"], m["low"], m["high"]] for m in both], float)  # nan where there is none
     value = ends[0, 0] / ends[1, 0] if ratio and ends[:, 0].min() > 0 else None if ratio else ends[0, 0] - ends[1, 0]
     method = "limits added by their squares (Zou and Donner 2008)"
     estimate = Estimate(value, None, None, min(m["n"] for m in both), method)
-    fault = ""
-    if timed(name) and not same_machine:
-        fault = "the baseline was timed on another machine"
-    elif now["confidence"] != before["confidence"]:
-        fault = f"the intervals are of {now['confidence']} and {before['confidence']} confidence"
-    elif np.isnan(ends).any():
-        fault = "one of the two values has no interval"
-    elif ratio and ends.min() <= 0:
-        fault = "an interval that reaches down to zero has no quotient"
-    if fault:
-        return _difference(estimate, name, now["confidence"], "unpaired", fault)
+    for wrong, why_not in (
+        (timed(name) and not same_machine, "the baseline was timed on another machine"),
+        (now["confidence"] != before["confidence"], f"intervals of {now['confidence']} and {before['confidence']} confidence"),
+        (np.isnan(ends).any(), "one of the two values has no interval"),
+        (ratio and ends.min() <= 0, "an interval that reaches down to zero has no quotient"),
+    ):
+        if wrong:
+            return _difference(estimate, name, now["confidence"], "unpaired", why_not)
     (middle, low, high), (middle_before, low_before, high_before) = np.log(ends) if ratio else ends
     limits = np.array([
         middle - middle_before - math.hypot(middle - low, high_before - middle_before),
@@ -154,14 +148,14 @@ def unpaired(name: str, now: Metric, before: Metric, why: str, *, same_machine: 
 
 
 def unchanged(name: str, now: Metric) -> Difference:
-    """The difference of equal results: none."""
+    """The difference between equal results."""
     neutral = 1.0 if _is_ratio(name) else 0.0
     return _difference(Estimate(neutral, neutral, neutral, now["n"], "the same results"), name, now["confidence"], "unchanged")
 
 
 def of_another_reference(name: str, difference: Difference, note: str) -> Difference:
-    """A difference without its interval if it counts from a reference that was built again: a worse one brings variants nearer.
-    Answers that are paired item by item do not count from the reference."""
+    """A difference without its interval if it depends on a reference that has changed: a worse one brings variants nearer. Answers
+    paired by item do not depend on the reference."""
     what = definition(name)
     noted: Difference = {**difference, "warnings": [*difference["warnings"], note]}
     if what is not None and what.neutral is not None and difference["how"] != "paired by item":

@@ -1,8 +1,7 @@
 """Policy: a gate gets looser only with a reason.
 
-A margin can always be widened until a variant passes. So a merge compares params.yaml with the base's, that of the commit it goes
-into. What is looser needs a `reason:` that the base did not have: on the rule, or under `gate` for a removed rule and all other
-settings.
+A margin can always be widened until a variant passes. So a merge compares its params.yaml with that of the base, the commit it goes
+into. What is looser needs a new `reason:`, on the rule, or under `gate` for a removed rule and for all other settings.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pipeline.stats.intervals import resolvable
 
 @dataclass(frozen=True)
 class Loosening:
-    """A setting looser than the base's. reason: one that the base did not have; variants: None for all."""
+    """A setting looser than the base's. reason: new since the base; variants: None for all."""
 
     what: str
     before: str
@@ -38,7 +37,7 @@ class Loosening:
 
 
 def hold(verdict: Verdict, loosened: list[Loosening]) -> Verdict:
-    """The verdict; FAIL for variants with a setting that got looser without a reason."""
+    """The verdict, with FAIL for variants with a setting that got looser without a reason."""
     faults = [change for change in loosened if not change.reason]
     variants = dict(verdict["variants"])
     for name, v in variants.items():
@@ -50,7 +49,7 @@ def hold(verdict: Verdict, loosened: list[Loosening]) -> Verdict:
 
 
 def compare(settings: Params, base: Mapping[str, Any], results: dict[str, VariantResult]) -> list[Loosening]:
-    """Settings looser than the base's. base: its params.yaml as parsed; results: {variant: metrics}."""
+    """Settings looser than the base's. base: its parsed params.yaml; results: by variant."""
     gate = base.get("gate") or {}
     reason = settings.gate.reason if settings.gate.reason != gate.get("reason") else None
     loosened = [Loosening(*change, reason) for change in _conditions(settings, base)]
@@ -79,7 +78,7 @@ def compare(settings: Params, base: Mapping[str, Any], results: dict[str, Varian
 
 
 def _conditions(settings: Params, base: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(what, before, now) of looser settings other than rules."""
+    """(what, before, now) of looser settings that are not rules."""
     gate, compare, evaluate = (base.get(section) or {} for section in ("gate", "compare", "evaluate"))
     looser: list[tuple[str, Any, Any]] = []
     looser += [("variants", name, "taken out") for name in base.get("variants") or {} if name not in settings.variants]
@@ -99,7 +98,7 @@ def _conditions(settings: Params, base: Mapping[str, Any]) -> list[tuple[str, st
 
 
 def _shortfall(rules: list[Rule], base_rule: Rule, variant: str) -> str:
-    """The rule in place of a stricter `base_rule`; empty if one is as strict."""
+    """The rule that replaced a stricter `base_rule`; empty if one is as strict."""
     applying = [r for r in rules if applies(r, variant)]
     if not applying:
         return "no rule" if base_rule.variants is None and not rules else f"no rule for {variant}"
@@ -119,9 +118,9 @@ def _text(rule: Rule) -> str:
 
 
 def _noise(rule: Rule, settings: Params, results: dict[str, VariantResult]) -> str:
-    """The least margin that a variant without loss passes in 80 % of runs, in the unit of the rule's bound. It is the smallest
-    loss that the narrowest interval of a required variant can resolve, above the noise floor's upper end if the metric has one.
-    Unknown without an interval, and for timings whose run-to-run variation was not measured."""
+    """Smallest margin that a variant without loss passes in 80 % of runs, in the unit of the rule's bound: what the narrowest
+    interval of a required variant resolves, plus the upper end of the noise floor if the metric has one. Unknown without an
+    interval, and for timings whose run-to-run variation was not measured."""
     amounts = []
     for name in settings.gate.required:
         metric = results[name]["metrics"].get(rule.metric) if name in results and applies(rule, name) else None

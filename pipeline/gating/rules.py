@@ -1,7 +1,7 @@
 """Gate rules: a bound with a unit, and the verdict of an interval against it.
 
 PASS: the whole interval is on the good side of the bound. FAIL: the whole interval is on the bad side. Else INCONCLUSIVE.
-What is missing, not a number, or without an interval is never a PASS.
+A metric that is missing, not a number or without an interval never passes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pipeline.stats.intervals import FEW, Estimate, items_to_settle, one_sided_p
 
 Word = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
-# shown, but not to be judged -> what says the same of every variant
+# Metrics that are shown and not judged -> the metric to judge instead.
 CENSORED = {"first_departure": "never_departs", "free_departure": "free_same", "free_same_floor": "free_same"}
-FARTHEST = {"nats": 2.0, "ratio": 1.0}  # the widest margin of a metric that has no end: past it nothing is left to protect
-MIN_CLUSTERS = FEW  # below this a resampled interval is not to be trusted with a verdict
+FARTHEST = {"nats": 2.0, "ratio": 1.0}  # widest margins in unbounded units: a wider one protects nothing
+MIN_CLUSTERS = FEW  # fewer are too few for a verdict on a resampled interval
 QUANTITY = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S.*?)\s*$")
 
 
 @dataclass(frozen=True)
 class Bound:
-    """threshold: in the metric's own unit; text: as the rule says it."""
+    """threshold: in the metric's own unit; text: as in the rule."""
 
     metric: str
     threshold: float
@@ -43,7 +43,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Judgement:
-    """settle: items that would decide; p_fail: one-sided, of "not past the bound"; None where the verdict rests on no interval."""
+    """settle: number of items that would decide; p_fail: one-sided p-value of "not past the bound", None without an interval."""
 
     verdict: Word
     reason: str
@@ -56,7 +56,7 @@ def applies(rule: Rule, variant: str) -> bool:
 
 
 def units_of(what: Definition) -> Mapping[str, float]:
-    """{unit that a rule on a metric may use: factor to the metric's own}."""
+    """{unit allowed in a rule: factor to the metric's own unit}."""
     return UNITS[what.unit].rule
 
 
@@ -64,44 +64,39 @@ def bound_of(rule: Rule) -> Bound:
     """A rule's bound in the metric's own unit.
 
     margin: how far past "no difference" the metric may be; gain: how far it must be on the good side; limit: an
-    absolute bound. Against the baseline, what is bounded is the difference to it. Raises `ParamsError` for an unknown
-    metric, a wrong unit, a negative or non-finite number, and for a bound that nothing could fail or nothing could meet.
+    absolute bound. Against the baseline, the difference to it is bounded. Raises `ParamsError` for an unknown metric, a
+    wrong unit, a negative or non-finite number, and a bound that nothing could fail or meet.
     """
     what = definition(rule.metric)
     if what is None:
         raise ParamsError(f"gate rule: metric {rule.metric!r} is not known{did_you_mean(rule.metric, list(DEFINITIONS))}")
-    if any(rule.metric.split("/")[0] in names for names in FLOORS.values()):
-        raise ParamsError(f"gate rule: {rule.metric!r} is a metric of the reference, which is not judged; use above: floor")
-    if rule.metric in CENSORED:
-        raise ParamsError(f"gate rule: {rule.metric!r} has no value where most never depart; use {CENSORED[rule.metric]}")
-    if rule.metric in LOWER_BOUNDS and rule.against == "baseline":
-        raise ParamsError(f"gate rule: the change of {rule.metric!r} bounds no change; leave out against: baseline")
-    if rule.above and rule.metric not in FLOORS:
-        raise ParamsError(f"gate rule on {rule.metric}: only {' and '.join(FLOORS)} have a measured {rule.above}; leave out above")
-    kind = rule.kind
-    amount = quantity(getattr(rule, kind), what, f"gate rule on {rule.metric}: {kind}")
-    text = f"{kind} {getattr(rule, kind)}" + (" against the baseline" if rule.against == "baseline" else "")
-    if rule.machine is not None:
-        if not timed(rule.metric):
-            raise ParamsError(f"gate rule: {rule.metric!r} is the same on any machine; leave out machine")
-        text += f" on machine {rule.machine}"
-    threshold = amount
-    if kind != "limit":
-        neutral = neutral_of(rule, what)
-        if neutral is None:
-            raise ParamsError(f"gate rule on {rule.metric}: it has no value that means 'no difference'; use limit, not {kind}")
-        if kind == "margin" and amount > FARTHEST.get(what.unit, math.inf):
-            unit, factor = next(iter(units_of(what).items()))
-            most = f"{FARTHEST[what.unit] / factor:g} {unit}"
-            raise ParamsError(f"gate rule on {rule.metric}: {text} protects nothing; the widest margin is {most}")
-        threshold = neutral + (amount if (kind == "margin") == (what.better == "lower") else -amount)
+    stem, kind, neutral = rule.metric.split("/")[0], rule.kind, neutral_of(rule, what)
+    where, to_baseline = f"gate rule on {rule.metric}", rule.against == "baseline"
+    for wrong, why in (
+        (any(stem in names for names in FLOORS.values()), "it is a metric of the reference, which is not judged; use above: floor"),
+        (rule.metric in CENSORED, f"it has no value if most never depart; use {CENSORED.get(rule.metric)}"),
+        (rule.metric in LOWER_BOUNDS and to_baseline, "the change of a lower bound bounds no change; leave out against: baseline"),
+        (rule.above and rule.metric not in FLOORS, f"only {' and '.join(FLOORS)} have a measured {rule.above}; leave out above"),
+        (rule.machine and not timed(rule.metric), "it is the same on any machine; leave out machine"),
+        (kind != "limit" and neutral is None, f"it has no value that means 'no difference'; use limit, not {kind}"),
+    ):
+        if wrong:
+            raise ParamsError(f"{where}: {why}")
+    amount = quantity(getattr(rule, kind), what, f"{where}: {kind}")
+    text = f"{kind} {getattr(rule, kind)}" + (" against the baseline" if to_baseline else "")
+    text += f" on machine {rule.machine}" if rule.machine else ""
+    if kind == "margin" and amount > FARTHEST.get(what.unit, math.inf):
+        unit, factor = next(iter(units_of(what).items()))
+        raise ParamsError(f"{where}: {text} protects nothing; the widest margin is {FARTHEST[what.unit] / factor:g} {unit}")
+    shift = amount if (kind == "margin") == (what.better == "lower") else -amount
+    threshold = amount if neutral is None or kind == "limit" else neutral + shift
     bound = Bound(rule.metric, threshold, what.better, text)
     _refuse_meaningless(rule, what, bound)
     return bound
 
 
 def neutral_of(rule: Rule, what: Definition) -> float | None:
-    """What means "no difference": of a metric to the reference its own value; to the baseline 1 for a ratio, else 0."""
+    """The value that means "no difference": to the reference as defined, to the baseline 1 for a ratio, else 0."""
     if rule.against == "baseline":
         return None if what.unit == "p" else 1.0 if what.unit == "ratio" else 0.0
     return what.neutral
@@ -110,7 +105,7 @@ def neutral_of(rule: Rule, what: Definition) -> float | None:
 def _refuse_meaningless(rule: Rule, what: Definition, bound: Bound) -> None:
     """Raise `ParamsError` if all possible values are on one side of the bound."""
     low, high = _range(rule, what)
-    least, most = (low, high) if bound.better == "lower" else (-high, -low)  # turned so that less is better
+    least, most = (low, high) if bound.better == "lower" else (-high, -low)  # negated so that less is better
     edge = bound.threshold if bound.better == "lower" else -bound.threshold
     if edge >= most or edge < least:
         extent = f"lies between {low:g} and {high:g}" if high < math.inf else f"is at least {low:g}"
@@ -129,7 +124,7 @@ def _range(rule: Rule, what: Definition) -> tuple[float, float]:
 
 
 def quantity(text: str, what: Definition, where: str) -> float:
-    """`1 pp`, `0.5 %`, `2 ms` in the metric's own unit."""
+    """A text such as `1 pp`, `0.5 %` or `2 ms` in the metric's own unit."""
     units = units_of(what)
     match = QUANTITY.match(text)
     if not match or match.group(2) not in units:
@@ -141,7 +136,7 @@ def quantity(text: str, what: Definition, where: str) -> float:
 
 
 def judge(bound: Bound, metric: Metric | None) -> Judgement:
-    """Verdict of one metric against a bound."""
+    """Judge one metric against a bound."""
     if metric is None:
         return Judgement("FAIL", f"{bound.metric} is missing from the results")
     value, low, high, n = metric["value"], metric["low"], metric["high"], metric["n"]
@@ -152,7 +147,7 @@ def judge(bound: Bound, metric: Metric | None) -> Judgement:
         return Judgement("FAIL", f"{bound.metric} rests on no items")
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
         return Judgement("INCONCLUSIVE", f"{bound.metric} has no interval: {warnings or 'unknown'}")
-    near = 1e-9 * max(map(abs, (value, low, high)))  # a quotient is rounded in another way than its logarithm
+    near = 1e-9 * max(map(abs, (value, low, high)))  # a quotient and its logarithm round differently
     if not low - near <= value <= high + near:
         why = f"an interval that does not contain its value: {value:.4g} is not in [{low:.4g}, {high:.4g}]"
         return Judgement("INCONCLUSIVE", f"{bound.metric} has {why}")
@@ -186,14 +181,13 @@ def judge(bound: Bound, metric: Metric | None) -> Judgement:
 
 
 def of_class(rule: Rule, judgement: Judgement) -> Judgement:
-    """A limit on times holds for one class of machine: its verdict says of which, and decides nothing on another than it is for."""
+    """Name the class of machine in the verdict of a limit on times; on a class other than the rule's it decides nothing."""
     if rule.limit is None or not timed(rule.metric):
         return judgement
     name, processor = hardware.of_timings()
     if rule.machine in (None, name):
         return replace(judgement, reason=f"{judgement.reason}, on machine {name} ({processor})")
-    why = f"timed on machine {name} ({processor}), and the limit is for {rule.machine}"
-    return Judgement("INCONCLUSIVE", why)
+    return Judgement("INCONCLUSIVE", f"timed on machine {name} ({processor}), and the limit is for {rule.machine}")
 
 
 def would_settle(settle: int | None, metric: Metric | RuleVerdict) -> str:
@@ -206,9 +200,8 @@ def would_settle(settle: int | None, metric: Metric | RuleVerdict) -> str:
 
 
 def judge_above(rule: Rule, metric: Metric | None, floors: Mapping[str, Metric]) -> tuple[Bound, Judgement]:
-    """Verdict of a metric against a margin above the floor (or the rounding), and the bound that a PASS must meet. floors: metrics
-    of the reference. The floor is an estimate too: a PASS must hold above its lower limit and a FAIL above its upper one. A floor
-    that is missing, null or without an interval is never a PASS."""
+    """Judge a metric against a margin above the floor (or rounding), and return the bound of a PASS too. floors: the reference's.
+    The floor is an estimate too: a PASS must hold above its lower limit, a FAIL above its upper one. Nothing passes without one."""
     name = FLOORS[rule.metric][0 if rule.above == "floor" else 1]
     floor = floors.get(name)
     usable = judge(Bound(name, math.inf, "lower", ""), floor)
@@ -227,12 +220,12 @@ def judge_above(rule: Rule, metric: Metric | None, floors: Mapping[str, Metric])
     if judged.verdict == "FAIL" and beyond.verdict != "FAIL":
         reason = f"past the bound above {name}'s lower end, not above its upper: {judged.reason}"
         return strict, replace(beyond, verdict="INCONCLUSIVE", reason=reason)
-    return strict, replace(judged, p_fail=beyond.p_fail)  # a FAIL is claimed against the upper end, and so is its p-value
+    return strict, replace(judged, p_fail=beyond.p_fail)  # a FAIL and its p-value are claimed against the upper end
 
 
 def looks_of(settings: Params, variant: str) -> Looks:
-    """Two looks if rounds may be added and a gate rule bounds this variant's decode rate; else one. Rules decide when to stop, not
-    what a round measures: so `benchmark` does not depend on them in dvc.yaml."""
+    """Two looks if rounds may be added and a gate rule bounds this variant's decode rate, else one. Rules decide when to stop and
+    not what a round measures, so `benchmark` does not depend on them in dvc.yaml."""
     setup = settings.amount.benchmark
     rules = [r for r in settings.gate.rules if r.metric == "speed_ratio" and applies(r, variant)]
     bounds = tuple(bound_of(r).threshold for r in rules) if variant != settings.reference else ()
@@ -240,6 +233,6 @@ def looks_of(settings: Params, variant: str) -> Looks:
 
 
 def worst(verdicts: Collection[str]) -> Word:
-    """FAIL before INCONCLUSIVE before PASS; of nothing at all: FAIL."""
+    """FAIL before INCONCLUSIVE before PASS; FAIL for none at all."""
     words: tuple[Word, ...] = ("FAIL", "INCONCLUSIVE", "PASS")
     return next((word for word in words if word in verdicts), "FAIL")

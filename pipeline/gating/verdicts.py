@@ -1,11 +1,10 @@
-"""Results and rules -> each variant's verdict, and the one that decides; and the same for a merge.
+"""Results and rules -> a verdict on each variant and overall, and the same for a merge.
 
-How often a verdict is wrong: PASS needs all required rules to pass, so that a bad value must slip through its own rule,
-nominally (1 - confidence) / 2 of the time (2 to 3.5 % in tests/bench/simulations.py), however many rules there are
-(intersection-union; Berger 1982). FAIL needs only one, so more rules would fail more good variants: a FAIL must hold after
-Holm's correction over the required rules of its variant, else it is INCONCLUSIVE. The family is one variant's: its verdict must
-not depend on the other variants. Rules on exact values (sizes, counts) and on missing ones are not counted: they do not fail by
-chance.
+How often a verdict is wrong: a PASS needs all required rules to pass, so a bad value must slip through its own rule, nominally in
+(1 - confidence) / 2 of runs (2 to 3.5 % in tests/bench/simulations.py), whatever the number of rules (intersection-union; Berger
+1982). A FAIL needs only one rule, so more rules would fail more good variants: it must hold after Holm's correction over the
+variant's required rules, else it is INCONCLUSIVE. The family is one variant's, whose verdict must not depend on other variants.
+Rules on exact values (sizes, counts) or missing ones do not count in it: they do not fail by chance.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from pipeline.metrics.definitions import FLOORS, definition
 from pipeline.serving import results as server_results
 from pipeline.stats.intervals import Estimate, holm, items_to_settle
 
-OPEN_ENDED = ("ms", "s", "bytes", "tok/s", "req/s", "bits", "ppl")  # only the baseline's value says how wide a margin is
+OPEN_ENDED = ("ms", "s", "bytes", "tok/s", "req/s", "bits", "ppl")  # units in which only the baseline shows how wide a margin is
 UNJUDGED = "judged where a merge names the commit it goes into: `quantgate gate --enforce --baseline REV`"
 
 
 @dataclass(frozen=True)
 class Merge:
-    """changes: None without a baseline; absent: files that are not here, so that they could not be compared with dvc.lock."""
+    """changes: None without a baseline; absent: files not here and so not compared with dvc.lock."""
 
     verdict: Verdict
     results: dict[str, VariantResult] = field(default_factory=dict)
@@ -44,7 +43,7 @@ class Merge:
 
 
 def load_results(settings: Params) -> dict[str, VariantResult]:
-    """{variant: its results}, of those that exist."""
+    """Results by variant, without missing ones."""
     paths = {name: artifacts.metrics(name) for name in settings.variants}
     results = {name: records.read(path, VariantResult) for name, path in paths.items() if path.exists()}
     server_results.add(results, settings)
@@ -52,7 +51,7 @@ def load_results(settings: Params) -> dict[str, VariantResult]:
 
 
 def for_merge(settings: Params, rev: str | None = None) -> Merge:
-    """Judge the results on file as a merge does. rev: the commit merged into; else QUANTGATE_BASELINE or gate.baseline. Raises
+    """Judge the results on file for a merge. rev: the commit merged into; else QUANTGATE_BASELINE or gate.baseline. Raises
     `ArtifactError` for stale results or a missing baseline."""
     if rev is not None and not rev.strip():
         raise ArtifactError("no baseline: --baseline is empty; name the commit merged into, or leave it out")
@@ -70,7 +69,7 @@ def for_merge(settings: Params, rev: str | None = None) -> Merge:
 
 
 def of(results: dict[str, VariantResult], settings: Params, changes: Changes | None = None) -> Verdict:
-    """Judge every variant but the reference. results: {variant: its metrics/<variant>.json}; changes: since the baseline."""
+    """Judge every variant except the reference. changes: since the baseline."""
     results = {name: _as_asked(result, settings.compare.confidence) for name, result in results.items()}
     reference = results.get(settings.reference)
     variants: dict[str, VariantVerdict] = {}
@@ -85,15 +84,15 @@ def of(results: dict[str, VariantResult], settings: Params, changes: Changes | N
             if not result or not (ended := early(result, rule["metric"])):
                 continue
             if rule["verdict"] == "PASS" and rule["low"] == rule["high"]:
-                rule["verdict"], rule["reason"] = "INCONCLUSIVE", "a count so far says nothing of the rest"
+                rule["verdict"], rule["reason"] = "INCONCLUSIVE", "a count so far says nothing about the rest"
             rule["reason"] += ended if rule["verdict"] == "INCONCLUSIVE" else ""
         verdict, reason = _verdict(result, rules, variant, settings.reference)
-        if change and change.lost and verdict != "UNSUPPORTED":  # what is lost may have got worse
+        if change and change.lost and verdict != "UNSUPPORTED":  # a lost metric may have got worse
             lost = f"lost since the baseline, which has them: {some(change.lost, 5)}"
             verdict, reason = "FAIL", f"{lost}; {reason}" if verdict == "FAIL" else lost
         required = name in settings.gate.required
         variants[name] = {"verdict": verdict, "reason": reason, "required": required, "rules": rules, "family": family}
-    # a variant that is listed and has no results is no advisory matter
+    # a listed variant without results always counts
     deciding = [v["verdict"] for name, v in variants.items() if v["required"] or name not in results]
     metrics = reference["metrics"] if reference else {}
     return {
@@ -106,24 +105,20 @@ def of(results: dict[str, VariantResult], settings: Params, changes: Changes | N
 
 
 def _as_asked(result: VariantResult, confidence: float) -> VariantResult:
-    """A variant's results, without intervals of another confidence or unit."""
+    """A variant's results without intervals of another confidence or unit."""
     metrics = dict(result["metrics"])
     for name, metric in metrics.items():
         what = definition(name)
         if what is None or metric["low"] is None:
             continue
-        faults = []
-        if metric["confidence"] != confidence:
-            faults.append(f"it is of {metric['confidence']} confidence, not {confidence}")
-        if metric["unit"] != what.unit:
-            faults.append(f"its unit is {metric['unit']}, not {what.unit}")
-        if faults:
+        pairs = (("confidence", metric["confidence"], confidence), ("unit", metric["unit"], what.unit))
+        if faults := [f"its {key} is {has}, not {asked}" for key, has, asked in pairs if has != asked]:
             metrics[name] = {**metric, "low": None, "high": None, "warnings": faults}
     return {**result, "metrics": metrics}
 
 
 def _floors(result: VariantResult | None, reference: VariantResult | None, confidence: float) -> dict[str, Metric]:
-    """The reference's metrics; the noise floor null if the variant's results were made with another."""
+    """The reference's metrics, with a null noise floor if the variant's results were made with another."""
     if reference is None:
         return {}
     file = str(artifacts.FLOOR)
@@ -161,7 +156,7 @@ def _apply(rule: Rule, result: VariantResult | None, floors: Mapping[str, Metric
 def _against_baseline(
     rule: Rule, bound: Bound, metric: Metric | None, change: VariantChanges | None
 ) -> tuple[Metric | None, Judgement]:
-    """(difference to the baseline, its judgement); without a baseline never a PASS."""
+    """(difference to the baseline, its judgement); never a PASS without a baseline."""
     if change is None:
         return None, Judgement("INCONCLUSIVE", UNJUDGED)
     if rule.metric in change.lost:
@@ -180,7 +175,7 @@ def _against_baseline(
 
 
 def _hold_fails(rules: list[RuleVerdict], confidence: float) -> Family:
-    """Turn each FAIL that does not hold after Holm's correction into INCONCLUSIVE, in place; returns the family's facts."""
+    """Turn each FAIL that Holm's correction rejects into INCONCLUSIVE, in place; returns the family's record."""
     level = round((1 - confidence) / 2, 12)
     family = [(r, r["p_fail"]) for r in rules if r["required"] and r["p_fail"] is not None and r["low"] != r["high"]]
     for (rule, p), adjusted in zip(family, holm([p for _, p in family])):
@@ -190,8 +185,8 @@ def _hold_fails(rules: list[RuleVerdict], confidence: float) -> Family:
             settle = items_to_settle(estimate, rule["threshold"], confidence=confidence, family=adjusted / p)
             rule["settle"], rule["verdict"] = settle, "INCONCLUSIVE"
             rule["reason"] += (
-                f", but not by enough for one of {len(family)} rules tried at once: by chance alone one of them would be "
-                f"as far past its bound in up to {100 * adjusted:.2g} % of runs (Holm; at most {100 * level:.3g} % is asked)"
+                f", but not far enough for one of {len(family)} rules tried at once: by chance alone one of them would be "
+                f"as far past its bound in up to {100 * adjusted:.2g} % of runs (Holm; the limit is {100 * level:.3g} %)"
                 f"{would_settle(settle, rule)}"
             )
     return {"rules": len(family), "correction": "Holm 1979", "level": level, "sided": "one"}
@@ -210,7 +205,7 @@ def _verdict(result: VariantResult | None, rules: list[RuleVerdict], variant: Va
         return "FAIL", f"{result['status']}: {result['reason']}"
     required = [r for r in rules if r["required"]]
     if not required:
-        return "FAIL", "no required rule applies to this variant, so nothing vouches for it"
+        return "FAIL", "no required rule applies to this variant"
     verdict = worst([r["verdict"] for r in required])
     if verdict == "PASS":
         return verdict, f"all {len(required)} required rules pass"

@@ -1,4 +1,4 @@
-"""Answers -> scores, differences paired by item with the reference's answers, and flips, a task at a time."""
+"""Answers -> scores, differences paired by item with the reference's answers, and flips, by task."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from pipeline.metrics.builder import Builder
 from pipeline.metrics.definitions import bounds_of
 from pipeline.stats.intervals import Estimate, arithmetic_error, mcnemar, outer, paired_difference, paired_p, widened, wilson
 
-# Differences of a variant to another on the same items: to the reference here, to a baseline in gating.
+# Differences on the same items: to the reference here, to a baseline in gating.
 PAIRED = ("acc_delta", "score_delta", "recovery", "byte_ppl_ratio")
 METRICS = (
     *PAIRED, "acc", "acc_depth", "acc_depth_delta", "flips_to_wrong", "flips_to_right", "p_mcnemar", "byte_ppl", "truncated",
     "empty_outputs",
 )  # fmt: skip
-DEPTH = re.compile(r"-[01]\.\d+$")  # at the end of a slice: where in its context the answer stands
+DEPTH = re.compile(r"-[01]\.\d+$")  # end of a slice's name: depth of the answer in its context
 AnswerPair = tuple[AnswerRow, AnswerRow]  # the variant's answer, the reference's
 Flags = NDArray[np.bool_]
 
 
 def pair(rows: list[AnswerRow], reference: list[AnswerRow]) -> list[AnswerPair]:
-    """Pairs of the same items, in order. Raises `ArtifactError` if they are not the same items asked in the same way."""
+    """Pairs of the same items, in order. Raises `ArtifactError` unless they are the same items, asked in the same way."""
     asked = [(r["task"], r["doc_id"], r["filter"]) for r in rows]
     if len(set(asked)) < len(asked):
-        raise ArtifactError("an item was answered twice; it would count as two")
+        raise ArtifactError("an item was answered twice and would count as two")
     if len(rows) != len(reference):
         raise ArtifactError(f"{len(rows)} answers cannot be paired with the reference's {len(reference)}; `dvc repro` them")
     for row, other in zip(rows, reference):
@@ -52,14 +52,14 @@ def of_same_items(rows: list[AnswerRow], reference: list[AnswerRow]) -> list[Ans
 
 
 def once_each(pairs: list[AnswerPair]) -> list[AnswerPair]:
-    """Each item once: a task with several filters scores it several times, and the first filter counts."""
+    """Each item once: a task with several filters scores it several times, of which the first counts."""
     first = {row["task"]: row["filter"] for row, _ in reversed(pairs)}
     return [p for p in pairs if p[0]["filter"] == first[p[0]["task"]]]
 
 
 def answer_metrics(b: Builder, pairs: list[AnswerPair], allow_truncated: bool, once: str | None = None) -> str | None:
-    """Scores, paired differences and flips per task; returns why the variant is invalid, or None. once: why the reference answered
-    in one arithmetic only. Where it answered in two, differences count from the mean of both."""
+    """Scores, paired differences and flips by task. Returns why the variant is invalid, or None. once: why the reference answered
+    in one arithmetic only; if it answered in two, differences are to the mean of both."""
     note = (f"how far its arithmetic moves the reference's answers is not in it: {once}",) if once else ()
     tasks: dict[str, list[AnswerPair]] = {}
     for p in once_each(pairs):
@@ -89,23 +89,23 @@ def right(answer: AnswerAgain) -> bool:
 
 
 def _accuracy(b: Builder, task: str, pairs: list[AnswerPair], note: tuple[str, ...]) -> None:
-    n, clusters, ones = len(pairs), _families(pairs), np.ones(len(pairs))
+    n, clusters = len(pairs), _families(pairs)
     variant, reference = (_twice(rows, right) for rows in zip(*pairs))
     is_right, was_right, x, y = variant[0] > 0, reference[0] > 0, variant.mean(0), reference.mean(0)
     lost, won = was_right & ~is_right, is_right & ~was_right
-    blind = _at_chance(is_right, was_right, pairs, b.confidence)  # that nothing was lost of nothing is no finding
+    blind = _at_chance(is_right, was_right, pairs, b.confidence)  # no loss means nothing if there was nothing to lose
     error = arithmetic_error(variant - reference, n)
 
     def add(name: str, estimate: Estimate, error: float, note: tuple[str, ...] = note, scale: float = 1.0) -> None:
-        """Add a paired metric: its interval with the arithmetic's own error, or none if `blind`."""
+        """Add a paired metric, its interval with the arithmetic's own error, or without one if `blind`."""
         if blind:
             estimate = replace(estimate, low=None, high=None, warnings=(blind,))
         estimate = widened(estimate, error, confidence=b.confidence, bounds=bounds_of(name))
         b.add(name, replace(estimate, warnings=(*estimate.warnings, *note)), scale)
 
     def of_families(estimate: Estimate, name: str, values: ArrayLike) -> Estimate:
-        """Items of one family rise and fall together: take the outer limits."""
-        return outer(estimate, b.resampled(name, values, ones, clusters)) if len(set(clusters)) < n else estimate
+        """With outer limits, as items of one family change together."""
+        return outer(estimate, b.resampled(name, values, 1, clusters)) if len(set(clusters)) < n else estimate
 
     score = wilson(int(is_right.sum()), n, confidence=b.confidence)
     b.add(f"acc/{task}", of_families(score, f"acc/{task}", is_right))
@@ -127,15 +127,15 @@ def _accuracy(b: Builder, task: str, pairs: list[AnswerPair], note: tuple[str, .
     method = "McNemar, two-sided: exact, and no less than with the arithmetic's own error"
     b.bare(f"p_mcnemar/{task}", p, sum(flips), method, *notes)
     if choices := [p for p in pairs if p[0]["kind"] == "multiple_choice" and isinstance(p[0]["target"], int)]:
-        # probability of the right choice, where one of the choices must be
+        # probability of the right choice among the choices
         shares = (_twice(rows, lambda r: float(softmax(r["loglikelihoods"] or [])[r["target"]])) for rows in zip(*choices))
         change, name = np.subtract(*shares), f"score_delta/{task}"
-        estimate = b.resampled(name, change.mean(0), np.ones(len(choices)), _families(choices))
+        estimate = b.resampled(name, change.mean(0), 1, _families(choices))
         add(name, estimate, arithmetic_error(change, len(choices)), scale=100.0)
 
 
 def _by_depth(b: Builder, task: str, pairs: list[AnswerPair], note: tuple[str, ...]) -> None:
-    """Accuracy on each slice that names a depth, as `long-0.9`: what a quantized cache forgets, it forgets there."""
+    """Accuracy on each slice that names a depth, such as `long-0.9`: it shows what a quantized cache forgets."""
     for name in sorted({str(row["slice"]) for row, _ in pairs if DEPTH.search(str(row["slice"]))}):
         part = copy(b)
         part.metrics = {}
@@ -149,12 +149,12 @@ def _families(pairs: list[AnswerPair]) -> list[str]:
 
 
 def _twice(rows: Iterable[AnswerRow], value: Callable[[AnswerRow], float]) -> NDArray[np.float64]:
-    """[2, n]: each item's value by its answer, and by its answer in float32 where there is one (evaluate.py says why)."""
+    """[2, n]: each item's value by its answer, and by its answer in float32 if there is one (why: evaluate.py)."""
     return np.array([[value(r), value({**r, **r["again"]}) if "again" in r else value(r)] for r in rows], float).T
 
 
 def _at_chance(is_right: Flags, was_right: Flags, pairs: list[AnswerPair], confidence: float) -> str | None:
-    """Why a difference means nothing: neither score's interval is above chance."""
+    """Why a difference means nothing: neither score's interval is above chance. Else None."""
     choices = [len(r["loglikelihoods"] or ()) if r["kind"] == "multiple_choice" else 0 for _, r in pairs]
     guessed = float(np.mean([1 / count if count else 0.0 for count in choices]))
     if any((wilson(int(k.sum()), len(pairs), confidence=confidence).low or 0.0) > guessed for k in (is_right, was_right)):

@@ -1,9 +1,10 @@
-"""Collect metrics, each with its unit, its interval and its method."""
+"""Collect metrics, each with unit, interval and method."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,14 +25,11 @@ def whole(e: Estimate) -> WholeEstimate:
 
 
 def as_metric(name: str, estimate: Estimate, confidence: float, scale: float = 1.0) -> Metric:
-    """An estimate as files hold it. scale: to the metric's unit."""
+    """An estimate as a record. scale: factor to the metric's unit."""
     what = definition(name)
     assert what is not None, f"{name} has no definition in pipeline/metrics/definitions.py"
-    e, (value, low, high) = estimate, (None if x is None else x * scale for x in (estimate.value, estimate.low, estimate.high))
-    return {
-        "value": value, "low": low, "high": high, "n": e.n, "method": e.method, "warnings": list(e.warnings),
-        "clusters": e.clusters, "weight": e.weight, "between": e.between, "unit": what.unit, "confidence": confidence,
-    }  # fmt: skip
+    value, low, high = (None if x is None else x * scale for x in (estimate.value, estimate.low, estimate.high))
+    return {**whole(replace(estimate, value=value, low=low, high=high)), "unit": what.unit, "confidence": confidence}
 
 
 def unknown(name: str, why: str, confidence: float) -> Metric:
@@ -40,8 +38,8 @@ def unknown(name: str, why: str, confidence: float) -> Metric:
 
 
 class Builder:
-    """Collects metrics under one confidence, one number of resamples and one seed. Each metric gets a generator of its own from
-    the seed and its name, so that adding a metric moves no other's interval."""
+    """Collects metrics with one confidence, number of resamples and seed. Each metric has its own generator, from the seed and its
+    name, so that adding a metric leaves all other intervals as they are."""
 
     def __init__(self, setup: Compare, seed: int) -> None:
         self.confidence, self.resamples, self.seed, self.between = setup.confidence, setup.resamples, seed, setup.between_runs
@@ -53,7 +51,7 @@ class Builder:
         self.metrics[name] = as_metric(name, estimate, self.confidence, scale)
 
     def exact(self, name: str, value: float | None, n: int, method: str, *warnings: str) -> None:
-        """A count or a size: it has no sampling error, so its interval is itself."""
+        """A count or a size: without sampling error, its interval is the value."""
         self.add(name, Estimate(value, value, value, n, method, warnings))
 
     def bare(self, name: str, value: float | None, n: int, method: str, *warnings: str) -> None:
@@ -76,7 +74,7 @@ class Builder:
 
     @contextmanager
     def at_look(self, look: Look | None) -> Iterator[None]:
-        """Make metrics of rows that end at a look: their intervals hold `confidence` over all looks together."""
+        """Metrics added here are of rows that end at a look; their intervals hold `confidence` over all looks together."""
         if look is None:
             yield
             return

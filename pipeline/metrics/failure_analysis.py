@@ -1,8 +1,7 @@
 """A variant's failures: how its divergence is spread, and the worst tokens, items and replies with their texts.
 
-Divergence has two ends with different causes. A method or a range with too few levels moves nearly every token a little: *uniform
-shift*. Clipped extremes leave most tokens alone and ruin some: *isolated tokens*. `neither` is an answer too. Lists are capped and
-say their totals; they are some hundred kB a variant and stay out of git.
+Divergence has two extremes with different causes. Too few levels move nearly all tokens a little: *uniform shift*. Clipped extremes
+ruin some tokens and leave the rest alone: *isolated tokens*. `neither` is possible too. Lists are capped and state their totals.
 """
 
 from __future__ import annotations
@@ -29,11 +28,10 @@ SHOWN = 20
 CONTEXT = 32  # tokens of context before a worst token
 HEAD, TAIL = 200, 400  # characters kept of a longer prompt
 
-WORST = 0.01  # the tail that is looked at: as far out as a thousand tokens can show
-FEW_TOKENS = 1000  # fewer have a worst 1 % of under ten tokens: chance decides what it carries
-# More than half of all divergence on a hundredth of the tokens: without them the variant would be twice as close.
-ISOLATED = 0.5
-# A lognormal spread, the usual shape, meets both up to sigma 1.48. The nine variants first measured here, from 8 to 4 bits
+WORST = 0.01  # the tail examined
+FEW_TOKENS = 1000  # with fewer, the worst 1 % are under ten tokens, and chance decides what they carry
+ISOLATED = 0.5  # without tokens that carry over half of all divergence the variant would be twice as close
+# A lognormal spread, the usual shape, meets both up to sigma 1.48. The first nine variants measured here, of 8 to 4 bits
 # by seven methods, had 7 to 13 % on their worst 1 % and a median of 0.59 to 0.77 of the mean.
 UNIFORM_SHARE = 0.2
 UNIFORM_MEDIAN = 1 / 3
@@ -51,25 +49,23 @@ def lists(
     b: Builder, columns: Columns | None, windows: list[WindowRow], answered: list[answers.AnswerPair] | None,
     replied: list[generation.Pair] | None, words: Words, tasks: Tasks,
 ) -> FailureLists:  # fmt: skip
-    """Everything that the report and MLflow show of a variant's failures; null where there are no rows. columns: of
-    artifacts/tokens; windows: the reference's."""
-    scored = None if answered is None else [p for p in answers.once_each(answered) if p[0]["acc"] is not None]
-    return {
-        "spread": None if columns is None else spread_of(
-            columns["kld"], columns["document"],
-            {"domain": columns["set"], "token class": columns["token_class"], "position": position_parts(columns["position"])},
-            confidence=b.confidence, resamples=b.resamples, rng=b.rng("spread"),
-        ),
-        "worst_tokens": None if columns is None else worst_tokens(columns, windows, words),
-        "worst_items": None if scored is None else worst_items(scored, tasks),
-        "flips_to_wrong": None if scored is None else flips(scored, tasks, to_right=False),
-        "flips_to_right": None if scored is None else flips(scored, tasks, to_right=True),
-        "replies": None if replied is None else worst_replies(replied),
-    }  # fmt: skip
+    """All that report and MLflow show of failures, null without rows. columns: artifacts/tokens; windows: the reference's."""
+    found: FailureLists = dict.fromkeys(FailureLists.__annotations__)  # type: ignore[assignment]
+    if columns is not None:
+        by: dict[str, ArrayLike] = {"domain": columns["set"], "token class": columns["token_class"]}
+        by["position"] = position_parts(columns["position"])
+        found["spread"] = spread_of(b, columns["kld"], columns["document"], by)
+        found["worst_tokens"] = worst_tokens(columns, windows, words)
+    if answered is not None:
+        scored = [p for p in answers.once_each(answered) if p[0]["acc"] is not None]
+        found["worst_items"] = worst_items(scored, tasks)
+        found["flips_to_wrong"], found["flips_to_right"] = (flips(scored, tasks, to_right) for to_right in (False, True))
+    found["replies"] = None if replied is None else worst_replies(replied)
+    return found
 
 
 class Words:
-    """Token ids to text, by the base's tokenizer; without one (None), ids stand for words."""
+    """Token ids to text by the base's tokenizer; without one (None), ids stand for words."""
 
     def __init__(self, tokenizer: Any | None) -> None:
         self._tokenizer = tokenizer
@@ -83,7 +79,7 @@ class Words:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def piece(self, token: int) -> str:
-        """A token as it stands within a text: some decoders drop the space in front of a first word."""
+        """A token as within a text: some decoders drop the space before a first word."""
         if self._tokenizer is None:
             return self.text([token])
         text = self.text([*self._anchor, token])
@@ -91,7 +87,7 @@ class Words:
 
 
 def worst_tokens(columns: Columns, windows: list[WindowRow], words: Words) -> Cases[WorstToken]:
-    """The tokens with the largest divergence (what is not finite first), with context and what both would have said."""
+    """The tokens with the largest divergence, non-finite first, with their context and both predictions."""
     ids = {w["window"]: w["token_ids"] for w in windows}
     klds = [kld if math.isfinite(kld) else math.inf for kld in columns["kld"]]
     ranked = sorted(range(len(klds)), key=klds.__getitem__, reverse=True)[:SHOWN]
@@ -117,7 +113,7 @@ def _token(row: Json, ids: dict[str, list[int]], words: Words) -> WorstToken:
 
 
 def margin(answer: AnswerRow) -> float | None:
-    """Log-likelihood of the right choice over the best wrong one, nats; None where there are no choices."""
+    """Log-likelihood of the right choice over the best wrong one, nats; None without choices."""
     values, target = answer["loglikelihoods"], answer["target"]
     if not values or len(values) < 2 or not isinstance(target, int) or not 0 <= target < len(values):
         return None
@@ -125,7 +121,7 @@ def margin(answer: AnswerRow) -> float | None:
 
 
 def worst_items(pairs: list[answers.AnswerPair], tasks: Tasks) -> Cases[ItemPair]:
-    """The items whose right choice lost most of its log-likelihood margin, whether or not the answer changed."""
+    """The items whose right choice lost most of its margin, whether or not the answer changed."""
     margins = [(margin(row), margin(other), row, other) for row, other in pairs]
     falls = [(y - x, row, other) for x, y, row, other in margins if x is not None and y is not None]
     falls.sort(key=lambda f: -f[0])
@@ -134,7 +130,7 @@ def worst_items(pairs: list[answers.AnswerPair], tasks: Tasks) -> Cases[ItemPair
 
 
 def flips(pairs: list[answers.AnswerPair], tasks: Tasks, to_right: bool) -> Cases[ItemPair]:
-    """Items that changed between right and wrong, spread over the tasks where not all are shown; by task the totals."""
+    """Items that changed between right and wrong, taken evenly from all tasks if not all are shown; totals by task."""
     changed = [(row, other) for row, other in pairs if answers.right(row) is to_right and answers.right(other) is not to_right]
     totals: Counter[str] = Counter()
     ranked = []
@@ -159,7 +155,7 @@ def _item(row: AnswerRow, other: AnswerRow, tasks: Tasks) -> ItemPair:
 
 
 def _question(answer: AnswerRow, config: Json, items: list[Json]) -> tuple[str, list[str] | None]:
-    """(prompt, choices) of an item of a local task; where a template makes the prompt, the row it is made from."""
+    """(prompt, choices) of an item of a local task; if a template makes the prompt, its row instead."""
     item = items[answer["doc_id"]] if answer["doc_id"] < len(items) else {}
     if (now := item.get("id")) != answer["item"]:
         raise ArtifactError(f"task {answer['task']} item {answer['doc_id']} is {now!r} now, was {answer['item']!r}; `dvc repro`")
@@ -170,20 +166,20 @@ def _question(answer: AnswerRow, config: Json, items: list[Json]) -> tuple[str, 
 
 
 def shortened(text: str) -> str:
-    """A long prompt's head and tail, with how much is left out between."""
+    """Head and tail of a long prompt, with the number of characters left out."""
     left = len(text) - HEAD - TAIL
     return text if left <= 0 else f"{text[:HEAD]} […{left} characters…] {text[-TAIL:]}"
 
 
 def _answer(value: Any, choices: list[str] | None) -> str:
-    """An answer in words: a choice by its text, the first of several accepted ones."""
+    """An answer in words: the text of a choice, or the first of several accepted answers."""
     if isinstance(value, int):
         return choices[value] if choices and 0 <= value < len(choices) else f"choice {value + 1}"
     return str(value[0]) if isinstance(value, list) and value else str(value)
 
 
 def worst_replies(pairs: list[generation.Pair]) -> Cases[ReplyPair]:
-    """Replies beside the reference's: those with a fault that the reference's has not first, then the earliest to differ."""
+    """Replies beside the reference's: first those with a fault that the reference's lacks, then by where they differ."""
     differing: list[tuple[bool, int, ReplyPair]] = []
     for (row, other), (faults, reference_faults) in zip(pairs, generation.faults(pairs)):
         departs_at = generation.departure(row["token_ids"], other["token_ids"])
@@ -200,13 +196,10 @@ def worst_replies(pairs: list[generation.Pair]) -> Cases[ReplyPair]:
     }  # fmt: skip
 
 
-def spread_of(
-    kld: ArrayLike, documents: ArrayLike, groups: dict[str, ArrayLike], *, confidence: float, resamples: int,
-    rng: np.random.Generator,
-) -> Spread:  # fmt: skip
-    """How divergence is spread, with the numbers behind it. kld: [n], nats; documents: [n], whole ones are resampled; groups:
-    {what they are grouped by: [n] labels}. kind: uniform, isolated, neither, none (no divergence at all), too few, or not finite.
-    settled: the interval of the worst tokens' share lies on one side of the bound that decided."""
+def spread_of(b: Builder, kld: ArrayLike, documents: ArrayLike, groups: dict[str, ArrayLike]) -> Spread:
+    """How divergence is spread, with the numbers behind it. kld: [n], nats; documents: [n], resampled as wholes; groups: {grouped
+    by: [n] labels}. kind: uniform, isolated, neither, none (no divergence), too few, or not finite. settled: the interval of the
+    worst tokens' share lies on one side of the bound that decided."""
     x, docs = np.asarray(kld, float), np.asarray(documents)
     n = len(x)
     shape: Spread = {
@@ -220,15 +213,15 @@ def spread_of(
         return {**shape, "kind": "none", "settled": True, "words": f"no divergence in any of {n} tokens"}
     if n < FEW_TOKENS:
         return shape
-    ratio = partial(cluster_bootstrap, confidence=confidence, resamples=resamples, rng=rng)
-    worst = np.zeros(n)  # which tokens are the worst stays as it is while documents are resampled
+    ratio = partial(cluster_bootstrap, confidence=b.confidence, resamples=b.resamples, rng=b.rng("spread"))
+    worst = np.zeros(n)  # resampling does not change which tokens are the worst
     worst[np.argsort(-x, kind="stable")[: int(np.ceil(WORST * n))]] = 1
     share = ratio(x * worst, x, docs, bounds=(0, 1))
     median = float(np.median(x) / x.mean())
     kind, settled = _kind(share, median)
 
     def mean(chosen: NDArray[np.bool_]) -> Estimate:
-        return ratio(x[chosen], np.ones(chosen.sum()), docs[chosen], bounds=(0, np.inf))
+        return ratio(x[chosen], 1, docs[chosen], bounds=(0, np.inf))
 
     rows = []
     for by, values in groups.items():
@@ -249,7 +242,7 @@ def _kind(share: Estimate, median: float) -> tuple[str, bool]:
     if share.low is None or share.high is None:
         return kind, False
     low, high = {"isolated": (ISOLATED, 1.0), "uniform": (0.0, UNIFORM_SHARE), "neither": (0.0, ISOLATED)}[kind]
-    if kind == "neither" and median >= UNIFORM_MEDIAN:  # then the share alone kept it from being uniform
+    if kind == "neither" and median >= UNIFORM_MEDIAN:  # the share alone kept it from being uniform
         low = UNIFORM_SHARE
     return kind, low <= share.low and share.high <= high
 

@@ -1,7 +1,7 @@
-"""Free-running rows -> metrics: where a variant's own text leaves the reference's, and how often it is garbled.
+"""Free-running replies -> metrics: where a variant's text departs from the reference's, and how often it is garbled.
 
-All are paired by prompt with the reference's reply. Garbled: broken characters, a loop, another script, nothing at all. Each fault
-is counted for the reference's own reply too: a small model loops at full precision as well.
+Replies are paired by prompt with the reference's. Garbled: broken characters, a loop, another script or no text. Faults are counted
+in the reference's replies too, as a small model loops even at full precision.
 """
 
 from __future__ import annotations
@@ -27,22 +27,18 @@ POSITIONS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 FAULTS = ("empty", "invalid", "loop", "script")
 
-# A loop: the reply's last tokens are one block, at least so often in a row ...
-LOOP_TURNS = 3  # twice is a refrain, and a row of a table after its head
-LOOP_TOKENS = 12  # ... over at least so many tokens: "ha ha ha" and "----" are not one
+# A loop: the reply ends in one block, repeated at least LOOP_TURNS times over at least LOOP_TOKENS tokens.
+LOOP_TURNS = 3  # twice may be a refrain, or a row of a table after its head
+LOOP_TOKENS = 12  # "ha ha ha" and "----" are shorter
 NGRAM = 4  # repetition: share of 4-grams that stood in the reply before (seq-rep-4: Welleck et al. 2019)
-CUT_CHARACTERS = 3  # a reply cut off within a character of 4 bytes lacks at most 3 of them
-WHOLE_WORDS = {"CJK", "KANA", "HANGUL"}  # one letter of these is a word or a syllable, and strange enough alone
-STRAY = 2  # of any other script it takes two in a row: a lone Greek or Cyrillic letter is a symbol
-LATIN_SHARE = 0.5  # names, units and code stand in Latin letters in every language: only a reply that is mostly Latin counts
-
-
-# ---- one reply ----------------------------------------------------------------------------------------------------------------
+CUT_CHARACTERS = 3  # a reply cut within a character has at most 3 of its 4 bytes
+WHOLE_WORDS = {"CJK", "KANA", "HANGUL"}  # one letter is a word or a syllable, and counts alone
+STRAY = 2  # letters in a row of any other script: a single Greek or Cyrillic letter may be a symbol
+LATIN_SHARE = 0.5  # Latin counts only above this share: all languages write names, units and code in it
 
 
 def repeated_tail(tokens: Sequence[Hashable]) -> int:
-    """How many tokens at the end of a reply are one block over and over; 0 where they are no loop (LOOP_TURNS, LOOP_TOKENS).
-    Greedy decoding does not leave a loop, so one is looked for at the end alone: a list or a refrain is left again."""
+    """Number of tokens in a loop at the end of a reply, else 0. Greedy decoding never leaves a loop, but leaves a list."""
     n = len(tokens)
     for period in range(1, n // LOOP_TURNS + 1):
         run = period
@@ -54,14 +50,13 @@ def repeated_tail(tokens: Sequence[Hashable]) -> int:
 
 
 def repetition(tokens: Sequence[Hashable]) -> float | None:
-    """Share of a reply's 4-grams that stood in it before; None for a reply of fewer than 4 tokens."""
+    """Share of a reply's n-grams (NGRAM) that repeat an earlier one; None for a reply without any."""
     grams = [tuple(tokens[at : at + NGRAM]) for at in range(len(tokens) - NGRAM + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else None
 
 
 def broken_characters(text: str, prompt: str, cut: bool) -> int:
-    """Number of U+FFFD in a reply: bytes that are no UTF-8. cut: the reply stopped at the limit, perhaps within a character. A
-    prompt that holds U+FFFD itself may be answered with it."""
+    """Number of U+FFFD in a reply: bytes that are not UTF-8; 0 if the prompt has some. cut: it stopped at the limit."""
     if "\ufffd" in prompt:
         return 0
     if cut:
@@ -71,7 +66,7 @@ def broken_characters(text: str, prompt: str, cut: bool) -> int:
 
 
 def script_of(character: str) -> str | None:
-    """The script of a letter, by its Unicode name (hiragana and katakana: KANA); None for digits, emoji, marks."""
+    """Script of a letter by its Unicode name (hiragana and katakana: KANA); None for digits, emoji and marks."""
     if unicodedata.category(character) not in ("Lu", "Ll", "Lt", "Lo"):
         return None
     first = unicodedata.name(character, "?").split(" ")[0].split("-")[0]
@@ -79,13 +74,12 @@ def script_of(character: str) -> str | None:
 
 
 def scripts(text: str) -> list[str | None]:
-    """The script of each character; fullwidth and mathematical letters count as the plain ones (NFKC)."""
+    """Script of each character; fullwidth and mathematical letters count as plain ones (NFKC)."""
     return [script_of(c) for c in unicodedata.normalize("NFKC", text)]
 
 
 def foreign_scripts(reply: str, prompt: str, reference: str) -> list[str]:
-    """Scripts of a reply that neither the prompt nor the reference's reply uses, as far as they count (see the constants). Nothing
-    can be said where prompt and reference hold no letter at all."""
+    """Scripts (by the constants above) that neither prompt nor reference uses; none if these two have no letters at all."""
     home = {*scripts(prompt), *scripts(reference)} - {None}
     if not home:
         return []
@@ -101,42 +95,34 @@ def foreign_scripts(reply: str, prompt: str, reference: str) -> list[str]:
     return sorted(s for s in counts if s != "LATIN" or mostly_latin)
 
 
-def faults_of(text: str, tokens: Sequence[Hashable], cut: bool, prompt: str, reference: str) -> dict[str, bool]:
-    """{fault: whether a reply has it} for each of FAULTS. reference: the reference's reply to the same prompt."""
+def faults_of(row: ReplyRow, reference: str) -> dict[str, bool]:
+    """Whether a reply has each of FAULTS. reference: the text of the reference's reply to the same prompt."""
     return {
-        "empty": not text.strip(),
-        "invalid": broken_characters(text, prompt, cut) > 0,
-        "loop": repeated_tail(tokens) > 0,
-        "script": bool(foreign_scripts(text, prompt, reference)),
+        "empty": not row["text"].strip(),
+        "invalid": broken_characters(row["text"], row["prompt"], row["cut"]) > 0,
+        "loop": repeated_tail(row["token_ids"]) > 0,
+        "script": bool(foreign_scripts(row["text"], row["prompt"], reference)),
     }
 
 
 def departure(tokens: Sequence[Hashable], reference: Sequence[Hashable]) -> int | None:
-    """Number (from 1) of the first token in which a reply is not the reference's; None where they are the same to the end."""
+    """Number (from 1) of the first token that is not the reference's; None if the replies are equal."""
     for k, (a, b) in enumerate(zip(tokens, reference), 1):
         if a != b:
             return k
     return None if len(tokens) == len(reference) else min(len(tokens), len(reference)) + 1
 
 
-# ---- all of them --------------------------------------------------------------------------------------------------------------
-
-
 def pair(rows: list[ReplyRow], reference: list[ReplyRow]) -> list[Pair]:
-    """Replies to the same prompts, in order; raises if they are not the same prompts."""
+    """Pairs of replies to the same prompts, in order. Raises `ArtifactError` for other prompts."""
     if [r["id"] for r in rows] != [r["id"] for r in reference]:
         raise ArtifactError("replies cannot be paired with the reference's: not the same prompts; run `dvc repro`")
     return list(zip(rows, reference))
 
 
 def faults(pairs: list[Pair]) -> list[tuple[dict[str, bool], dict[str, bool]]]:
-    """What is wrong with each reply, and with the reference's to the same prompt by the same criteria. Scripts that the
-    reference's reply uses are at home in both, so the reference itself never switches."""
-
-    def of(row: ReplyRow, reference: ReplyRow) -> dict[str, bool]:
-        return faults_of(row["text"], row["token_ids"], row["cut"], row["prompt"], reference["text"])
-
-    return [(of(row, other), of(other, other)) for row, other in pairs]
+    """Faults of each reply and of the reference's. Both may use the reference's scripts, so that it never switches."""
+    return [(faults_of(row, other["text"]), faults_of(other, other["text"])) for row, other in pairs]
 
 
 def _departures(pairs: list[Pair]) -> list[int | None]:
@@ -144,7 +130,7 @@ def _departures(pairs: list[Pair]) -> list[int | None]:
 
 
 def free_metrics(b: Builder, pairs: list[Pair], most: int, is_reference: bool) -> str | None:
-    """Metrics of replies of at most `most` tokens; returns why there are none, or None."""
+    """Metrics of replies of at most `most` tokens. Returns why there are none, or None."""
     if not pairs:
         return "no trajectory prompt was answered"
     departures, n, flags = _departures(pairs), len(pairs), faults(pairs)
@@ -164,8 +150,7 @@ def free_metrics(b: Builder, pairs: list[Pair], most: int, is_reference: bool) -
 
 
 def _speculation(b: Builder, rows: list[ReplyRow]) -> str | None:
-    """Replies with the draft beside those without. A draft may tip a choice only where rounding could: returns a fault where the
-    two likeliest tokens lay further apart."""
+    """Compare replies with and without the draft. Only rounding may change a choice: returns a fault if it was not that close."""
     n, floor = len(rows), max(row["undrafted"]["moved"] for row in rows)
     at = [(row["undrafted"]["gaps"], departure(row["token_ids"], row["undrafted"]["token_ids"])) for row in rows]
     gaps = [gaps[d - 1] for gaps, d in at if d is not None]
@@ -180,7 +165,7 @@ def _speculation(b: Builder, rows: list[ReplyRow]) -> str | None:
 
 
 def _rate(b: Builder, kind: str, pairs: list[tuple[bool, bool]]) -> None:
-    """The variant's rate, and its paired difference to the reference's in points."""
+    """The variant's rate, and its paired difference to the reference's in percentage points."""
     n, both = len(pairs), pairs.count((True, True))
     more, fewer = pairs.count((True, False)), pairs.count((False, True))
     b.add(f"free_{kind}", wilson(both + more, n, confidence=b.confidence))
@@ -197,15 +182,14 @@ def _repetition(b: Builder, pairs: list[Pair]) -> None:
     if not len(known):
         b.bare("free_repetition", None, 0, "mean share", "no reply has four tokens")
         return
-    prompts, ones = np.arange(len(known)), np.ones(len(known))
-    b.mean("free_repetition", known[:, 0], ones, prompts)
-    b.mean("free_repetition_delta", known[:, 0] - known[:, 1], ones, prompts, scale=100.0)
+    prompts = np.arange(len(known))
+    b.mean("free_repetition", known[:, 0], 1, prompts)
+    b.mean("free_repetition_delta", known[:, 0] - known[:, 1], 1, prompts, scale=100.0)
 
 
 def median_position(departures: list[int | None], most: int, *, confidence: float) -> Estimate:
-    """Median over prompts of the first token that differs, with the exact interval of order statistics. departures: None where a
-    reply never differs within `most` tokens; that ranks behind every number. Source: the binomial interval of a quantile (David
-    and Nagaraja, Order Statistics, 2003, 7.1)."""
+    """Median over prompts of the first token that differs, with the exact interval of order statistics (David and Nagaraja, Order
+    Statistics, 2003, 7.1). departures: None for a reply that never differs within `most` tokens; it ranks last."""
     n = len(departures)
     x = sorted(most + 1 if d is None else d for d in departures)
     value = x[(n + 1) // 2 - 1]
@@ -222,10 +206,9 @@ def median_position(departures: list[int | None], most: int, *, confidence: floa
 
 def by_position(b: Builder, pairs: list[Pair], columns: dict[str, list[Any]] | None, most: int) -> list[Agreement]:
     """How agreement decays: for positions t, the share of replies still equal to the reference's after t tokens (free), and the
-    share of equal choices at positions after the last t up to this one when fed the reference's own words (forced).
+    share of equal choices after the previous t up to this one in the reference's trajectories (forced).
 
-    columns: of artifacts/tokens, or None. The forced words were drawn at a temperature, the free ones are greedy:
-    the two need not meet even at t = 1.
+    columns: of artifacts/tokens, or None. Trajectories are drawn at a temperature, replies greedy: they can differ even at t = 1.
     """
     departures = _departures(pairs)
     at, agree, windows = _forced(columns) if columns else (np.empty(0, int), np.empty(0), np.empty(0, str))
@@ -234,14 +217,14 @@ def by_position(b: Builder, pairs: list[Pair], columns: dict[str, list[Any]] | N
     for t in [*(p for p in POSITIONS if p < most), most]:
         here = (at > before) & (at <= t)
         free = wilson(sum(d is None or d > t for d in departures), len(departures), confidence=b.confidence)
-        forced = b.resampled(f"forced/{t}", agree[here], np.ones(here.sum()), windows[here]) if here.any() else None
+        forced = b.resampled(f"forced/{t}", agree[here], 1, windows[here]) if here.any() else None
         rows.append({"position": t, "free": short(free), "forced": short(forced) if forced else None})
         before = t
     return rows
 
 
 def _forced(columns: dict[str, list[Any]]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """(number of the token in its trajectory, whether both choose alike, trajectory) of every trajectory row."""
+    """(number of the token in its trajectory, whether both choose the same, trajectory) of each trajectory row."""
     is_trajectory = np.asarray(columns["set"]) == "trajectory"
     windows, positions, top1, top1_ref = (np.asarray(columns[k])[is_trajectory] for k in ("window", "position", "top1", "top1_ref"))
     names, index = np.unique(windows, return_inverse=True)

@@ -1,8 +1,8 @@
 """Rows of requests -> latency, rates, ratios by round, phases, memory, sweeps, and what bounds them.
 
-Warm-ups and failed requests are out of the rates, not of the counts. Metrics without a part come from the rounds in turn with the
-reference (scenario `single`); `ttft_ms/context-1024` and its like from the variant's sweep afterwards. `mbu` is decoding's and
-`mfu` prefill's, where each of them decides; `mbu/prefill` and `mfu/decode` are the others.
+Rates leave out warm-ups and failed requests, counts do not. Metrics without a part come from the rounds in turns with the reference
+(scenario `single`); those such as `ttft_ms/context-1024` from the variant's sweep afterwards. `mbu` is of decoding and `mfu` of
+prefill, which they usually bound; the others are `mbu/prefill` and `mfu/decode`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pipeline.speed.rounds import Looks, decode_ratios, drift, drift_in_words, i
 from pipeline.speed.schedule import PHASES, SWEPT
 from pipeline.stats.intervals import Estimate, geometric_mean_t, mean_t, quantile_interval, wilson
 
-CLIFF = 2.0  # ms per prompt token, or per output token, grow by more than this from one context to the next
+CLIFF = 2.0  # factor by which ms per prompt or output token must grow between contexts
 ONCE = "measured once: no interval"
 
 
 def timing_metrics(b: Builder, rows: list[TimingRow], meta: TimingsMeta) -> None:
-    """All metrics of one variant's timings; `meta` is what `benchmark` wrote beside the rows."""
+    """All metrics of one variant's timings. meta: the file that `benchmark` wrote beside the rows."""
     single = [r for r in rows if r["scenario"] == "single"]
     requests = [r for r in single if not r["warmup"] and r["who"] == "variant"]
     b.add("failure_rate", wilson(sum(not r["ok"] for r in requests), len(requests), confidence=b.confidence))
@@ -35,11 +35,10 @@ def timing_metrics(b: Builder, rows: list[TimingRow], meta: TimingsMeta) -> None
     if not good:
         return
     _latency(b, good)
-    cold = next((r for r in single if r["who"] == "variant" and r.get("cold")), None)  # pays for what later ones find ready
-    if cold is not None and cold["ok"]:
-        b.bare("ttft_cold_ms", 1000 * first_token_s(cold), 1, "first request of a fresh process", ONCE)
-    else:
-        b.bare("ttft_cold_ms", None, 0, "first request of a fresh process", "the first request failed" if cold else "no such row")
+    cold = next((r for r in single if r["who"] == "variant" and r.get("cold")), None)
+    ttft_cold = 1000 * first_token_s(cold) if cold and cold["ok"] else None
+    note = ONCE if ttft_cold is not None else "the first request failed" if cold else "no such row"
+    b.bare("ttft_cold_ms", ttft_cold, int(ttft_cold is not None), "first request of a fresh process", note)
     _ratios(b, single, Looks(meta["looks"]["planned"], tuple(meta["looks"]["bounds"]), b.between.ratio))
     _speculation(b, single, good)
     _phases(b, good)
@@ -50,31 +49,36 @@ def timing_metrics(b: Builder, rows: list[TimingRow], meta: TimingsMeta) -> None
 
 
 def first_token_s(row: TimingRow) -> float:
-    """Seconds to the first token of a request that was answered."""
+    """Seconds to the first token of a successful request."""
     assert row["t_submit"] is not None
     value = ttft(row["t_submit"], row["t_tokens"])
-    assert value is not None  # a request that is ok has tokens
+    assert value is not None  # a successful request has tokens
     return value
 
 
 def each_token_s(row: TimingRow) -> float:
-    """Seconds a token after the first, of a request that was answered."""
+    """Seconds per token after the first, of a successful request."""
     value = tpot(row["t_tokens"])
     assert value is not None  # params ask for at least two tokens
     return value
 
 
+def last_token_s(row: TimingRow) -> float:
+    """Seconds to the last token of a successful request."""
+    return row["t_tokens"][-1] - (row["t_submit"] or 0.0)
+
+
 REQUEST: dict[str, tuple[Callable[[TimingRow], float], float]] = {  # of one request; scale to the metric's unit
     "ttft_ms": (first_token_s, 1000.0),
     "tpot_ms": (each_token_s, 1000.0),
-    "e2e_ms": (lambda r: r["t_tokens"][-1] - (r["t_submit"] or 0.0), 1000.0),
+    "e2e_ms": (last_token_s, 1000.0),
     "prefill_tok_s": (lambda r: r["prompt_tokens"] / first_token_s(r), 1.0),
     "decode_tok_s": (lambda r: r["batch"] / each_token_s(r), 1.0),  # of all requests side by side
 }
 
 
 def _time(b: Builder, values: Sequence[float]) -> Estimate:
-    """Mean of latencies or rates, its t interval not below zero and with run-to-run variation."""
+    """Mean of latencies or rates; its t interval includes run-to-run variation and is not negative."""
     mean = mean_t(values, confidence=b.confidence)
     mean = mean if mean.low is None else replace(mean, low=max(mean.low, 0.0))
     return whole_runs(mean, b.between.time, confidence=b.confidence)
@@ -100,7 +104,7 @@ def _ratios(b: Builder, single: list[TimingRow], looks: Looks) -> None:
 
 
 def _speculation(b: Builder, single: list[TimingRow], good: list[TimingRow]) -> None:
-    """What a draft gave, beside the same engine without it in the same rounds; nothing for a variant that has none."""
+    """What a draft gains over the same engine without it in the same rounds; nothing without a draft."""
     if "accepted" not in good[0]:
         return
     requests = range(len(good))
@@ -114,10 +118,7 @@ def _speculation(b: Builder, single: list[TimingRow], good: list[TimingRow]) -> 
         counts = [(k, *(sum(n >= position for n in of) for of in (r["accepted"], r["proposed"]))) for k, r in enumerate(good)]
         at, hit, tried = zip(*(count for count in counts if count[2]))
         b.mean(f"spec_accepted/{position}", hit, tried, at)
-    whole = [
-        (other["t_tokens"][-1] - (other["t_submit"] or 0.0)) / (variant["t_tokens"][-1] - (variant["t_submit"] or 0.0))
-        for variant, other in pairs(single, "undrafted")
-    ]
+    whole = [last_token_s(other) / last_token_s(variant) for variant, other in pairs(single, "undrafted")]
     for name, ratios in (("spec_speed_ratio", decode_ratios(single, "undrafted")), ("spec_e2e_ratio", whole)):
         b.add(name, whole_runs(geometric_mean_t(ratios, confidence=b.confidence), b.between.ratio, confidence=b.confidence))
 
@@ -132,7 +133,7 @@ def _phases(b: Builder, good: list[TimingRow]) -> None:
 
 
 def _cache(b: Builder, rows: list[TimingRow], shape: ModelShape) -> float | None:
-    """Bytes of keys and values a token: the slope over context lengths, or, at one length, all bytes over all tokens."""
+    """Bytes of keys and values per token: the slope over context lengths, or at a single length the quotient."""
     counted = [r for r in rows if r["who"] == "variant" and r["ok"] and r.get("cache_bytes") is not None]
     sizes = {r["cache_tokens"] or 0: r["cache_bytes"] or 0 for r in counted}
     expected = cache_bytes(shape, counted[-1]["cache_element_bytes"] if counted else None)
@@ -198,7 +199,7 @@ def _swept(b: Builder, scenario: str, rows: list[TimingRow], notes: tuple[str, .
             b.bare(name, None, 0, "sweep", *failed)
         elif stem == "peak_memory_bytes":
             peaks = _peaks(good)
-            # the least: what an earlier, larger request left with the process is not this one's
+            # the least: an earlier, larger request may have left memory with the process
             b.bare(name, min(peaks, default=None), len(peaks), "VmHWM of a request, least of its repetitions", ONCE, *notes)
         else:
             value, scale = REQUEST[stem]
@@ -207,8 +208,8 @@ def _swept(b: Builder, scenario: str, rows: list[TimingRow], notes: tuple[str, .
 
 
 def _cliffs(b: Builder, contexts: list[list[TimingRow]]) -> list[str]:
-    """Where a token costs more than CLIFF times what it cost at the next shorter context; also a warning on the metric. The least
-    of the repetitions is compared: interference only adds."""
+    """Where a token costs more than CLIFF times as much as at the next shorter context; adds a warning to the metric. Compares the
+    least of the repetitions, as interference only adds."""
     costs: dict[str, tuple[str, Callable[[TimingRow], float]]] = {
         "ttft_ms": ("ms per prompt token", lambda r: first_token_s(r) / r["prompt_tokens"]),
         "tpot_ms": ("ms per output token", each_token_s),
@@ -230,12 +231,9 @@ def _cliffs(b: Builder, contexts: list[list[TimingRow]]) -> list[str]:
     return cliffs
 
 
-# ---- what bounds a phase -----------------------------------------------------------------------------------------------------
-
-
 PhaseName = Literal["decode", "prefill"]
 SHARES: dict[PhaseName, tuple[str, str, str, Literal["against", "against_prefill"]]] = {
-    # names of its shares, of its ratio to the reference, and of the sentence on that
+    # names of its shares, its ratio to the reference, and the sentence on that
     "decode": ("mbu", "mfu/decode", "speed_ratio", "against"),
     "prefill": ("mbu/prefill", "mfu", "prefill_ratio", "against_prefill"),
 }
@@ -243,8 +241,7 @@ SECONDS: dict[str, Callable[[TimingRow], float]] = {"prefill": first_token_s, "d
 
 
 def _roofline(b: Builder, single: list[TimingRow], good: list[TimingRow], meta: TimingsMeta, kv: float | None) -> None:
-    """Both phases' shares, and why the variant is faster or slower than the reference in the same rounds. kv: bytes of keys and
-    values a token, None where the engine does not say."""
+    """Both phases' shares, and why the variant is faster or slower than the reference. kv: bytes of keys and values per token."""
     reference = [row for _, row in pairs(single)]
     for name, (mbu, mfu, ratio, sentence) in SHARES.items():
         phase = _phase(good, meta, "variant", name, kv, b.confidence)
@@ -271,7 +268,7 @@ def _roofline(b: Builder, single: list[TimingRow], good: list[TimingRow], meta: 
 def _share(
     b: Builder, name: str, phase: Phase, rows: list[TimingRow], needed: float | None, rate: float | None, method: str
 ) -> None:
-    """A phase's share of one of the machine's rates, over requests."""
+    """A phase's share of one of the machine's rates, a mean over requests."""
     if not needed or not rate:
         b.bare(name, None, 0, method, phase.why)
         return
@@ -285,7 +282,7 @@ def _share(
 def _phase(
     rows: list[TimingRow], meta: TimingsMeta, who: Literal["variant", "reference"], name: str, kv: float | None, confidence: float
 ) -> Phase:
-    """One phase of one model, held against the rates of its device."""
+    """One phase of one model, with the rates of its device."""
     model, rates = meta["models"][who], meta["rates"]
     measured_here = meta["loads"][who]["device"] == rates["device"]
     guessed = name == "decode" and "accepted" in rows[0]

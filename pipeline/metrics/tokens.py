@@ -1,6 +1,6 @@
 """Token rows -> divergence metrics with intervals, by domain, position and class, and curves by position.
 
-Whole documents are resampled, never tokens: tokens of one document are not independent.
+Whole documents are resampled, since tokens of one document are not independent.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ NEEDED = (
     "top1_ref", "top1", "top5_overlap",
 )  # fmt: skip
 TRAJECTORY = "trajectory"
-TOKEN = ("set", "document", "window", "position", "token_id")  # what makes two rows the same token in the same place
+TOKEN = ("set", "document", "window", "position", "token_id")  # equal in two rows of the same token in the same place
 QUANTILES = {"kld_median": 0.5, "kld_p90": 0.9, "kld_p95": 0.95, "kld_p99": 0.99, "kld_p999": 0.999}
-DRAFTED = range(1, 9)  # tokens that a draft guesses for each pass
-STEPS = 16  # at most so many points in a trajectory's curve
+DRAFTED = range(1, 9)  # tokens guessed by a draft per pass
+STEPS = 16  # most points in a trajectory's curve
 
 Columns = dict[str, NDArray[Any]]
 
@@ -38,7 +38,7 @@ def moved(c: Columns) -> NDArray[np.float64]:
     return np.asarray(np.exp(c["logp"]) - np.exp(c["logp_ref"]))
 
 
-# Metrics that are means over tokens: what of each token (and, for `ppl_ratio`, exp of the mean, over texts only).
+# Metrics that are means over tokens: the value of each token (`ppl_ratio`: exp of the mean, over texts only).
 PER_TOKEN: dict[str, Callable[[Columns], NDArray[Any]]] = {
     "kld_mean": lambda c: c["kld"],
     "jsd_mean": lambda c: c["jsd"],
@@ -62,7 +62,7 @@ def of_same_documents(rows: dict[str, list[Any]], reference: dict[str, list[Any]
 
 
 def refuse_other_tokens(rows: dict[str, list[Any]], reference: dict[str, list[Any]]) -> None:
-    """Raise unless both hold the same tokens in the same order: metrics over fewer of them are metrics of something else."""
+    """Raise `ArtifactError` unless both hold the same tokens in the same order: metrics over fewer would measure something else."""
     counts = [len(columns["kld"]) for columns in (rows, reference)]
     if counts[0] != counts[1]:
         raise ArtifactError(f"{counts[0]} token rows cannot be paired with the reference's {counts[1]}; `dvc repro` them")
@@ -72,7 +72,7 @@ def refuse_other_tokens(rows: dict[str, list[Any]], reference: dict[str, list[An
 
 
 def token_metrics(b: Builder, rows: dict[str, list[Any]]) -> str | None:
-    """Divergence metrics; returns why the variant is invalid, or None. rows: columns of artifacts/tokens."""
+    """Divergence metrics. Returns why the variant is invalid, or None. rows: columns of artifacts/tokens."""
     columns = {name: np.asarray(rows[name]) for name in NEEDED}
     kld = columns["kld"].astype(float)
     n, infinite, nan = len(kld), int(np.isinf(kld).sum()), int(np.isnan(kld).sum())
@@ -91,7 +91,7 @@ def token_metrics(b: Builder, rows: dict[str, list[Any]]) -> str | None:
     trajectories = _trajectories(columns)
     if trajectories:
         _departures(b, [columns["top1"][rows] != columns["top1_ref"][rows] for rows in trajectories])
-    if not kld.any():  # every distribution is the reference's own: what means "no difference" is no estimate
+    if not kld.any():  # all distributions are the reference's own: "no difference" is exact
         for name, metric in b.metrics.items():
             what = definition(name)
             if what is not None and what.neutral is not None and metric["value"] == what.neutral:
@@ -106,25 +106,25 @@ def token_metrics(b: Builder, rows: dict[str, list[Any]]) -> str | None:
 
 
 def _divergence(b: Builder, c: Columns) -> None:
-    """Over all tokens."""
-    kld, documents, ones = c["kld"], c["document"], np.ones(len(c["kld"]))
+    """Metrics over all tokens."""
+    kld, documents = c["kld"], c["document"]
     for name, values in PER_TOKEN.items():
         unbounded = int((~np.isfinite(c["kld_reverse"])).sum()) if name == "kld_reverse_mean" else 0
         if unbounded:
             why = f"infinite in {unbounded} of {len(kld)} tokens: the variant allows what the reference rules out"
             b.bare(name, None, len(kld), "mean", why)
         elif name != "ppl_ratio":
-            b.mean(name, values(c), ones, documents)
+            b.mean(name, values(c), 1, documents)
         if name == "kld_mean":
             for quantile, q in QUANTILES.items():
                 b.quantile(quantile, kld, documents, q)
             b.bare("kld_max", float(kld.max()), len(kld), "maximum", "an interval of a maximum says nothing")
         elif name == "delta_p_mean":
-            b.mean("delta_p_rms", moved(c) ** 2, ones, documents, transform="sqrt")
+            b.mean("delta_p_rms", moved(c) ** 2, 1, documents, transform="sqrt")
 
 
 def _parts(b: Builder, c: Columns) -> None:
-    """Mean divergence and agreement by domain, by tokens of context, by class; a part without tokens has no metric."""
+    """Mean divergence and agreement by domain, position and class; a part without tokens has no metric."""
     parts = {str(name): c["set"] == name for name in np.unique(c["set"])}
     where = position_parts(c["position"])
     parts |= {f"position:{name}": where == name for name in POSITIONS}
@@ -132,24 +132,23 @@ def _parts(b: Builder, c: Columns) -> None:
     for name, inside in parts.items():
         if inside.any():
             for stem in ("kld_mean", "top1_agreement"):
-                b.mean(f"{stem}/{name}", PER_TOKEN[stem](c)[inside], np.ones(inside.sum()), c["document"][inside])
+                b.mean(f"{stem}/{name}", PER_TOKEN[stem](c)[inside], 1, c["document"][inside])
 
 
 def _perplexity(b: Builder, c: Columns) -> None:
-    """On texts only: the reference wrote the trajectories, so its perplexity on them says nothing."""
+    """Perplexity on texts only: the reference wrote the trajectories, so its perplexity on them means nothing."""
     text = c["set"] != TRAJECTORY
     if not text.any():
         return
-    ones, documents, loss, loss_ref = np.ones(text.sum()), c["document"][text], -c["logp"][text], -c["logp_ref"][text]
-    b.mean("ppl", loss, ones, documents, transform="exp")
-    b.mean("ppl_ratio", loss - loss_ref, ones, documents, transform="exp")
+    documents, loss, loss_ref = c["document"][text], -c["logp"][text], -c["logp_ref"][text]
+    b.mean("ppl", loss, 1, documents, transform="exp")
+    b.mean("ppl_ratio", loss - loss_ref, 1, documents, transform="exp")
 
 
 def _as_draft(b: Builder, c: Columns) -> None:
-    """What the variant would be worth as the reference's draft: a guess is accepted where both like the same token best
-    (temperature 0), or with the probability that both distributions share, the sum of min(p, q) = 1 - TV
-    (temperature 1; Leviathan et al. 2023)."""
-    b.mean("draft_overlap", 1 - c["tv"], np.ones(len(c["kld"])), c["document"])
+    """The variant as the reference's draft: a guess is accepted if both have the same likeliest token (temperature 0), or with
+    probability sum of min(p, q) = 1 - TV (temperature 1; Leviathan et al. 2023)."""
+    b.mean("draft_overlap", 1 - c["tv"], 1, c["document"])
     for name, share in (("draft_step", "top1_agreement"), ("draft_step_sampled", "draft_overlap")):
         m = b.metrics[share]
         for k in DRAFTED:
@@ -159,31 +158,30 @@ def _as_draft(b: Builder, c: Columns) -> None:
 
 
 def _trajectories(c: Columns) -> list[NDArray[np.intp]]:
-    """Rows of each of the reference's own continuations, in the order of its positions."""
+    """Row indices of each of the reference's continuations, by position."""
     in_set = c["set"] == TRAJECTORY
     rows = [np.flatnonzero(in_set & (c["window"] == window)) for window in np.unique(c["window"][in_set])]
     return [r[np.argsort(c["position"][r])] for r in rows]
 
 
 def _departures(b: Builder, trajectories: list[NDArray[np.bool_]]) -> None:
-    """Where along a trajectory the likeliest token first differs from the reference's. trajectories: whether it does, by token."""
+    """Where along a trajectory the likeliest token first differs. trajectories: whether it differs, by token."""
     departed = np.array([differs.any() for differs in trajectories])
     at = np.array([differs.argmax() + 1 if differs.any() else len(differs) for differs in trajectories])
     b.add("never_departs", wilson(int((~departed).sum()), len(departed), confidence=b.confidence))
-    b.add("first_departure", median_departure(at, departed, b.confidence, b.resamples, b.rng("first_departure")))
+    b.add("first_departure", median_departure(b, at, departed))
 
 
-def median_departure(
-    at: NDArray[np.int64], departed: NDArray[np.bool_], confidence: float, resamples: int, rng: np.random.Generator
-) -> Estimate:
-    """Median position of the first departure, with a percentile interval over resampled trajectories. at: [n] position of the
-    first departure, or length of a trajectory that has none (departed False): it might have departed later, so it counts as long
-    as it lasts. Source: Kaplan and Meier 1958, the product-limit median."""
+def median_departure(b: Builder, at: NDArray[np.int64], departed: NDArray[np.bool_]) -> Estimate:
+    """Median position of the first departure (product-limit; Kaplan and Meier 1958), with a percentile interval over resampled
+    trajectories. at: [n] position of the first departure, or the length of a trajectory without one (departed False), which is
+    censored there: it might have departed later."""
     n, value = len(at), _product_limit_median(at, departed)
-    method = f"Kaplan-Meier median, {n} trajectories, percentile bootstrap, {resamples} resamples"
-    draws = (rng.integers(0, n, n) for _ in range(resamples))
+    method = f"Kaplan-Meier median, {n} trajectories, percentile bootstrap, {b.resamples} resamples"
+    rng = b.rng("first_departure")
+    draws = (rng.integers(0, n, n) for _ in range(b.resamples))
     medians = [_product_limit_median(at[d], departed[d]) for d in draws]
-    low, high = np.quantile(medians, [(1 - confidence) / 2, (1 + confidence) / 2], method="inverted_cdf")
+    low, high = np.quantile(medians, [(1 - b.confidence) / 2, (1 + b.confidence) / 2], method="inverted_cdf")
     notes = () if n >= FEW else (f"{n} trajectories are few for an interval",)
     if not np.isfinite(value):
         return Estimate(None, None, None, n, method, (*notes, "fewer than half of the trajectories depart before they end"), n)
@@ -193,7 +191,7 @@ def median_departure(
 
 
 def _product_limit_median(at: NDArray[np.int64], departed: NDArray[np.bool_]) -> float:
-    """The first position at which at most half have not departed; infinite if there is none."""
+    """First position at which at most half have not departed; infinite if there is none."""
     times = np.unique(at[departed])
     at_risk = (at[:, None] >= times).sum(0)
     leaving = ((at[:, None] == times) & departed[:, None]).sum(0)
@@ -202,7 +200,7 @@ def _product_limit_median(at: NDArray[np.int64], departed: NDArray[np.bool_]) ->
 
 
 def _trajectory_curve(b: Builder, c: Columns, trajectories: list[NDArray[np.intp]]) -> list[Span]:
-    """By tokens into the continuation, in equal steps."""
+    """Mean divergence by position in the continuation, in equal steps."""
     if not trajectories:
         return []
     longest = max(map(len, trajectories))
@@ -212,12 +210,12 @@ def _trajectory_curve(b: Builder, c: Columns, trajectories: list[NDArray[np.intp
 
 
 def _curve(b: Builder, name: str, index: NDArray[Any], c: Columns, rows: NDArray[Any], edges: list[int]) -> list[Span]:
-    """Mean divergence with its range (from, to inclusive) for each step that has tokens. index: position of each of `rows`."""
+    """Mean divergence for each step between edges that has tokens. index: position of each of `rows`."""
     kld, documents, points = c["kld"][rows], c["document"][rows], list[Span]()
     for first, after in pairwise(edges):
         here = (index >= first) & (index < after)
         if here.any():
-            e = b.resampled(f"curve/{name}/{first}", kld[here], np.ones(here.sum()), documents[here])
+            e = b.resampled(f"curve/{name}/{first}", kld[here], 1, documents[here])
             m = as_metric("kld_mean", e if e.low is None else replace(e, low=max(e.low, 0.0)), b.confidence)
             points.append({
                 "from": first, "to": after - 1, "n": e.n, "clusters": e.clusters, "value": m["value"], "low": m["low"],

@@ -1,8 +1,8 @@
-"""power: the smallest loss that the chosen tier can tell from none, compared with the gate's margins, before anything runs.
+"""power: the smallest loss that the chosen tier can resolve, compared with the gate's margins before anything runs.
 
 A comparison finds a true difference of 2.8 standard errors in 80 % of runs (two-sided 95 %), and a variant without any loss
-passes a margin of that size as often. The error depends on how many answers a variant changes: that was measured on this base
-model (reports/metrics/), or when the sets were recorded (reports/evalsets.json)."""
+passes a margin of that size as often. The error depends on how many answers a variant changes, as measured on this base model
+(reports/metrics/) or when the sets were recorded (reports/evalsets.json)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from pipeline.core import artifacts, records
 from pipeline.core.errors import QuantgateError
 from pipeline.core.params import HowMany, Params
-from pipeline.core.records import EvalsetsRecord, Metric, Metrics, SetRecord, VariantResult
+from pipeline.core.records import EvalsetsRecord, Metrics, SetRecord, VariantResult
 from pipeline.evalset import load_prompts, load_texts, tasks
 from pipeline.evalset.cards import RECORD
 from pipeline.gating.rules import MIN_CLUSTERS, bound_of
@@ -28,16 +28,15 @@ from pipeline.stats.intervals import paired_difference, resolvable, standard_err
 T = TypeVar("T")
 UNKNOWN = "unknown until a variant has been measured"
 UNSCORED = "no right and wrong"
-TRAJECTORIES = ("kld_mean", "top1_agreement", "jsd_mean", "moved_10pct", "delta_p_rms")  # measured on them as well as on text
+TRAJECTORIES = ("kld_mean", "top1_agreement", "jsd_mean", "moved_10pct", "delta_p_rms")  # measured on both trajectories and texts
 CORPUS = (*TRAJECTORIES, "ppl_ratio")
 ROUNDS = ("speed_ratio", "prefill_ratio")
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """What n units can resolve. smallest: in the metric's unit, None where unknown; held: units that the sets hold; source, detail:
-    where it comes from; relative: smallest is in parts of the value (divergences spread as they grow); stays: the part of
-    `smallest` that more units do not reduce (whole runs differ)."""
+    """What n units resolve. smallest: in the metric's unit, None if unknown; source, detail: where it is from; held: units in the
+    sets; relative: `smallest` is a share of the value (divergences spread as they grow); stays: its part that n leaves."""
 
     n: float
     unit: str
@@ -53,8 +52,7 @@ class Resolution:
 
 
 class Sources:
-    """What earlier runs left: the probe's metrics if they are of this base model, and the record of the sets. A file that cannot be
-    read counts as absent and is named in `notes`."""
+    """The probe's metrics if of this base model, and the record of the sets. An unreadable file counts as absent, with a note."""
 
     def __init__(self, settings: Params) -> None:
         self.settings, self.confidence, self.probe = settings, settings.compare.confidence, settings.gate.required[0]
@@ -74,7 +72,7 @@ class Sources:
             return None
 
     def recorded(self, kind: str) -> dict[str, SetRecord]:
-        """{set: its record} of a kind, `tasks` or `corpus`, where its files are still those that it was taken on."""
+        """{set: its record} of a kind, `tasks` or `corpus`, if its files have not changed since."""
         sets = self.record["sets"] if self.record else {}
         return {
             name.partition("/")[2]: entry
@@ -84,29 +82,24 @@ class Sources:
         }
 
     def blind(self, name: str) -> str | None:
-        """Why a metric had no interval in the last run, so that no verdict could rest on it; None where it had one."""
+        """Why a metric had no interval in the last run, and so no verdict; None if it had one."""
         metric = self.metrics.get(name)
         if metric is None or metric["value"] is None or metric["low"] is not None:
             return None
-        return f"WARNING: INCONCLUSIVE in {self.probe}'s last run: {'; '.join(metric.get('warnings') or ['no interval'])}"
+        return f"WARNING: INCONCLUSIVE in {self.probe}'s last run: {'; '.join(metric['warnings'])}"
 
-    def measured(self, name: str, n: float, unit: str, detail: str = "", held: float = math.nan) -> Resolution | None:
-        """What a metric's interval in the last run resolves: its error shrinks with the square root of the units. None where it has
-        no interval (a point would claim to resolve anything)."""
+    def measured(self, name: str, n: float, unit: str, held: float = math.nan) -> Resolution | None:
+        """What n units resolve by the metric's last interval, whose error shrinks with the square root of n; None without one."""
         metric = self.metrics.get(name)
-        then = _units(name, metric) if metric else 0
-        if metric is None or not then or metric["value"] is None or metric["low"] is None or metric["high"] is None:
+        if metric is None or metric["value"] is None or metric["low"] is None or metric["high"] is None:
             return None
-        confidence = metric.get("confidence") or self.confidence
-        n = then if math.isnan(n) else n
-        stays = (metric.get("between") or 0.0) * metric["value"] * standard_errors(confidence=confidence)
+        if not (then := metric["clusters"] if name in CORPUS else metric["n"]):
+            return None
+        confidence, n = metric["confidence"], then if math.isnan(n) else n
+        stays = (metric["between"] or 0.0) * metric["value"] * standard_errors(confidence=confidence)
         shrinks = max(resolvable(metric["low"], metric["high"], confidence=confidence) ** 2 - stays**2, 0.0)
         smallest = math.sqrt(shrinks * then / n + stays**2)
-        return Resolution(n, unit, smallest, f"{self.probe}'s last run", detail, held, stays=stays) if smallest else None
-
-
-def _units(name: str, metric: Metric) -> int:
-    return (metric.get("clusters") if name in CORPUS else metric["n"]) or 0
+        return Resolution(n, unit, smallest, f"{self.probe}'s last run", held=held, stays=stays) if smallest else None
 
 
 def task(name: str, count: HowMany, known: Sources) -> Resolution:
@@ -130,7 +123,7 @@ def task(name: str, count: HowMany, known: Sources) -> Resolution:
 
 
 def _half(n: float, score: float, share: float, known: Sources) -> float:
-    """Half of Newcombe's paired interval in pp, where a share of n answers changes, to wrong as often as to right."""
+    """Half-width of Newcombe's paired interval in pp if a share of n answers changes, to wrong as often as to right."""
     lost, right = round(share * n / 2), round(score * n)
     won = max(round(share * n) - lost, 0)
     half = paired_difference(max(right - lost, 0), lost, won, max(round(n) - right - won, 0), confidence=known.confidence)
@@ -144,7 +137,7 @@ def _smallest(n: float, score: float, share: float, known: Sources) -> float:
 
 
 def all_tasks(parts: dict[str, Resolution], known: Sources) -> Resolution:
-    """Accuracy over all items: of the last run over the same tasks, else the tasks' errors by their squares, weighted by items."""
+    """Accuracy over all items: from the last run over the same tasks, else the tasks' errors in quadrature, weighted by items."""
     scored = {name: r for name, r in parts.items() if r.source != UNSCORED}
     n, held = sum(r.n for r in scored.values()), sum(r.held for r in scored.values())
     measured = {name.partition("/")[2] for name in known.metrics if name.startswith("acc_delta/")} - {"all"}
@@ -158,7 +151,7 @@ def all_tasks(parts: dict[str, Resolution], known: Sources) -> Resolution:
 
 
 def corpus(metric: str, known: Sources) -> Resolution:
-    """A metric over the corpus, and over trajectories where it is measured on them."""
+    """A metric over the corpus, and over trajectories if it is in TRAJECTORIES."""
     s, held, unit = known.settings, len(load_texts(Path(known.settings.diverge.corpus))), "documents"
     n = _count(s.amount.documents, held)
     if metric in TRAJECTORIES:
@@ -170,7 +163,7 @@ def corpus(metric: str, known: Sources) -> Resolution:
     if not cards or not record or metric not in ("kld_mean", "ppl_ratio"):
         return Resolution(n, unit, None, UNKNOWN, held=held)
     total = sum(c["n"] for c in cards)
-    if metric == "ppl_ratio":  # from each domain's own resolution: their errors add by their squares, weighted by documents
+    if metric == "ppl_ratio":  # the domains' errors in quadrature, weighted by documents
         error = math.sqrt(sum((c["n"] * math.log1p(c["resolvable_ppl"])) ** 2 for c in cards)) / total
         return Resolution(n, unit, math.expm1(error * math.sqrt(total / n)), str(RECORD), held=held)
     # documents differ within their domains, and domains from each other
@@ -187,8 +180,7 @@ def _count(count: HowMany, there: int) -> int:
 
 
 def too_few(metric: str, settings: Params) -> str | None:
-    """Why the gate will not judge a metric over so few documents, or None. Trajectories are shorter and weigh less: they count by
-    their letters, four a token."""
+    """Why the gate will not judge a metric over so few documents, or None. Trajectories weigh less: by letters, four per token."""
     texts = load_texts(Path(settings.diverge.corpus))
     n = _count(settings.amount.documents, len(texts))
     weights = np.full(n, np.mean([len(t["text"]) for t in texts]))
@@ -199,12 +191,12 @@ def too_few(metric: str, settings: Params) -> str | None:
     equal = weights.sum() ** 2 / (weights**2).sum()
     if equal >= MIN_CLUSTERS - 0.5:
         return None
-    weigh = f"{len(weights)} weigh as {equal:.0f} equal ones, and a verdict needs {MIN_CLUSTERS}"
-    return f"WARNING: INCONCLUSIVE whatever is found: {weigh}; raise `documents` in tier {settings.tier}"
+    weigh = f"{len(weights)} texts weigh as {equal:.0f} equal ones, and a verdict needs {MIN_CLUSTERS}"
+    return f"WARNING: always INCONCLUSIVE: {weigh}; raise `documents` in tier {settings.tier}"
 
 
 def lines(settings: Params) -> list[str]:
-    """What each task resolves, and whether a variant without any loss can meet each of the gate's margins."""
+    """What each task resolves, and whether a variant without any loss can meet the gate's margins."""
     known = Sources(settings)
     parts = {name: task(name, count, known) for name, count in settings.amount.tasks.items()}
     scored = {name: r for name, r in parts.items() if r.source != UNSCORED}
@@ -215,18 +207,18 @@ def lines(settings: Params) -> list[str]:
         if resolution and what and what.neutral is not None:
             few = too_few(rule.metric, settings) if rule.metric in CORPUS else None
             line = few or _compared(resolution, abs(bound.threshold - what.neutral), what.unit)
-        if line and rule.against == "reference":  # of a paired difference between two commits nothing is known
+        if line and rule.against == "reference":  # nothing is known of paired differences between commits
             result.append(f"rule {rule.metric}, {bound.text}: {line}")
     if known.record and any(str(RECORD) in line for line in result):
         record = known.record
         other = f"another base ({record['base'][:8]})" if known.base else "the default model"
         whose = "this model" if known.base == record["base"] else other
         result.append(f"{RECORD}: {record['probe']} against {record['reference']} of {whose}, tier full")
-    return result + [f"not used: {note}" for note in known.notes]
+    return result + [f"ignored: {note}" for note in known.notes]
 
 
 def _of(metric: str, parts: dict[str, Resolution], known: Sources) -> Resolution | None:
-    """What a rule's metric can resolve; None for one that is exact or unknown here."""
+    """What a rule's metric can resolve; None if it is exact or unknown here."""
     stem, _, part = metric.partition("/")
     if stem == "acc_delta":
         return all_tasks(parts, known) if part == "all" else parts.get(part)
@@ -246,7 +238,7 @@ def _resolved(r: Resolution, unit: str) -> str:
 
 
 def _compared(r: Resolution, margin: float, unit: str) -> str:
-    """Whether n resolves a margin; where not, how many would."""
+    """Whether n resolves a margin and, if not, how many would."""
     text = _resolved(r, unit)
     if r.relative and r.smallest is not None:
         scale, name = difference(unit)
@@ -257,5 +249,5 @@ def _compared(r: Resolution, margin: float, unit: str) -> str:
         return f"WARNING: {text}; more {r.unit} would not help: whole runs differ too much (compare.between_runs)"
     held = "" if math.isnan(r.held) else f" (the sets hold {r.held:g})"
     enough = math.ceil(r.n * (r.smallest**2 - r.stays**2) / (margin**2 - r.stays**2)) if margin else None
-    needed = f"about {enough} {r.unit}{held} resolve it" if enough else "no number of items resolves a margin of nothing"
+    needed = f"about {enough} {r.unit}{held} resolve it" if enough else "no number of items resolves a margin of 0"
     return f"WARNING: {text}, so that a variant without any loss often ends INCONCLUSIVE; {needed}"

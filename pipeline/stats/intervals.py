@@ -13,7 +13,7 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its interval. `low` and `high` are None where there is none, and `warnings` says why."""
+    """A value with its interval; where `low` and `high` are None, `warnings` says why."""
 
     value: float | None
     low: float | None
@@ -22,14 +22,14 @@ class Estimate:
     method: str
     warnings: tuple[str, ...] = ()
     clusters: int | None = None  # independent units behind n, where they are fewer than n
-    weight: float | None = None  # equal clusters that would say as much as these
-    between: float | None = None  # standard deviation, of the logarithm, that a larger n does not shrink
+    weight: float | None = None  # number of equal clusters that would carry as much information
+    between: float | None = None  # standard deviation of the logarithm that a larger n does not reduce
 
 
 TRANSFORMS: dict[str, Callable[..., Any]] = {"mean": np.asarray, "exp": np.exp, "sqrt": np.sqrt}
-FEW = 10  # clusters that weigh as much as so few equal ones carry a warning, and the gate does not judge by them
-AGREEING = 30  # so many clusters that all say the same are taken at their word; fewer are no certainty
-POWER = 0.8  # of comparisons that should find a true difference
+FEW = 10  # fewer clusters than this (as equal ones) carry a warning, and the gate does not judge by them
+AGREEING = 30  # if this many clusters all agree, the value counts as certain
+POWER = 0.8  # probability with which a comparison should find a true difference
 
 
 def cluster_bootstrap(
@@ -38,16 +38,17 @@ def cluster_bootstrap(
 ) -> Estimate:  # fmt: skip
     """Interval of sum(numerator) / sum(denominator), whole clusters drawn with replacement.
 
-    numerator, denominator: [n] per item (a denominator of ones gives the mean); clusters: [n] labels; items of one
-    cluster (tokens of a document) are not independent and are drawn together. transform: a key of TRANSFORMS, applied
-    to ratio and limits. bounds: values that the ratio cannot pass; for a share, (0, 1), where all clusters agree Wilson's
-    interval over clusters is given. Each limit is the outer one of two: bootstrap-t (Efron and Tibshirani 1993, 12.5;
-    quantiles of (ratio* - ratio) / error*) and Student's t with one degree of freedom less than as many equal clusters as
-    these weigh, both around the linearized standard error of a ratio (Cochran 1977, 6.4). BCa, at 11 to 30 documents of
-    heavy-tailed values, covered 86 to 91 % where it said 95; bootstrap-t alone is too short for counts of a few changed
-    items, t alone for skewed values. The two together cover 94 to 97 % (tests/bench/simulations.py).
+    numerator, denominator: [n] per item (denominator 1 gives the mean); clusters: [n] labels. Items of one cluster (tokens of a
+    document) are not independent. transform: a key of TRANSFORMS, applied to ratio and limits. bounds: values that
+    the ratio cannot pass; a share, (0, 1), in which all clusters agree has Wilson's interval over clusters.
+
+    Each limit is the outer one of two: bootstrap-t (Efron and Tibshirani 1993, 12.5; quantiles of (ratio* - ratio) / error*), and
+    Student's t with the clusters' weight - 1 degrees of freedom. Both use the linearized standard error of a ratio (Cochran 1977,
+    6.4). Together they cover 94 to 97 %; bootstrap-t alone is too short for counts of a few changed items, t alone for skewed
+    values, and BCa covered 86 to 91 % at 11 to 30 heavy-tailed documents (tests/bench/simulations.py).
     """
-    num, den = np.asarray(numerator, float), np.asarray(denominator, float)
+    num = np.asarray(numerator, float)
+    den = np.broadcast_to(np.asarray(denominator, float), num.shape)
     nums, dens = _by_cluster(clusters, num, den)
     count, ratio = len(nums), nums.sum() / dens.sum()
     shape: Callable[..., Any] = TRANSFORMS[transform]
@@ -59,7 +60,7 @@ def cluster_bootstrap(
     equal = f", which weigh as {weight:.0f}," if weight < count - 0.5 else ""
     notes = () if weight >= FEW - 0.5 else (f"{count} clusters{equal} are few",)
     bare = Estimate(value, None, None, len(num), method, notes, count, weight)
-    if (nums * dens.sum() == dens * nums.sum()).all():  # every cluster says the same: resampling cannot vary
+    if (nums * dens.sum() == dens * nums.sum()).all():  # all clusters agree: resampling cannot vary
         if bounds == (0, 1) and ratio in bounds:
             share = wilson(int(ratio) * count, count, confidence=confidence)
             return replace(bare, low=share.low, high=share.high, method=f"Wilson score, {count} clusters")
@@ -69,12 +70,12 @@ def cluster_bootstrap(
     error = _ratio_error(nums, dens, ratio)
     t = stats.t.ppf((1 + confidence) / 2, max(weight - 1, 1))
     below, above = _studentized(nums, dens, confidence, resamples, rng)
-    if not (np.isfinite(below) and np.isfinite(above)):  # so few clusters differ that many resamples show no variance
+    if not (np.isfinite(below) and np.isfinite(above)):  # too few clusters differ: many resamples have no variance
         below, above, method = -t, t, f"t over clusters, {count} clusters (too few of them differ to resample)"
     low, high = max(ratio - max(above, t) * error, bounds[0]), min(ratio + max(-below, t) * error, bounds[1])
     with np.errstate(over="ignore"):
         limits = float(shape(low)), float(shape(high))
-    if not np.isfinite(limits).all():  # half an interval would be judged as if it were one
+    if not np.isfinite(limits).all():  # half an interval must not be judged as a whole one
         return replace(bare, method=method, warnings=(*notes, "a limit is past all numbers: no interval"))
     return replace(bare, low=limits[0], high=limits[1], method=method)
 
@@ -86,7 +87,7 @@ def _by_cluster(clusters: ArrayLike, *values: NDArray[np.float64]) -> list[NDArr
 
 
 def _weight(dens: NDArray[np.float64]) -> float:
-    """How many clusters of equal size would say as much (Kish 1965, (sum w)^2 / sum w^2)."""
+    """Effective number of clusters (Kish 1965, (sum w)^2 / sum w^2)."""
     return float(dens.sum() ** 2 / (dens**2).sum())
 
 
@@ -99,7 +100,7 @@ def _ratio_error(nums: NDArray[np.float64], dens: NDArray[np.float64], ratio: fl
 def _studentized(
     nums: NDArray[np.float64], dens: NDArray[np.float64], confidence: float, resamples: int, rng: np.random.Generator
 ) -> tuple[float, float]:
-    """The two tail quantiles of (ratio* - ratio) / error*; infinite where resamples without any variance reach into them."""
+    """Both tail quantiles of (ratio* - ratio) / error*; infinite if resamples without variance reach into them."""
     count, ratio = len(nums), nums.sum() / dens.sum()
     drawn = rng.multinomial(count, np.full(count, 1 / count), size=resamples).astype(float)
     with np.errstate(all="ignore"):
@@ -114,12 +115,11 @@ def _studentized(
 
 
 def quantile_interval(values: ArrayLike, clusters: ArrayLike, q: float, *, confidence: float) -> Estimate:
-    """Interval of a quantile: that of the share of values below it, turned around (Woodruff 1952); whole clusters vary.
+    """Interval of a quantile, by inverting that of the share of values below it (Woodruff 1952); whole clusters vary.
 
     values: [n]; the estimate is the inverse of the empirical distribution function (no interpolation). The share's limits
-    are the outer ones of t on the plain and on the logit scale, its degrees of freedom those of as many equal clusters as
-    these weigh. Where they reach past the smallest or largest value there is no interval: nothing measured says how far it
-    goes. (Resampled percentiles do not see that: with five rounds they covered 70 to 80 % at the 95th and 99th percentile.)
+    are the outer ones of t on the plain and on the logit scale, with the clusters' weight - 1 degrees of freedom. Limits past
+    the smallest or largest value give no interval (resampled percentiles covered 70 to 80 % at the 95th and 99th percentile).
     """
     x = np.asarray(values, float)
     n = len(x)
@@ -158,14 +158,11 @@ def wilson(successes: float, n: int, *, confidence: float) -> Estimate:
 def paired_difference(both: float, lost: float, won: float, neither: float, *, confidence: float) -> Estimate:
     """Difference of two proportions on the same items, (won - lost) / n, with Newcombe's paired interval.
 
-    both, lost, won, neither: items right in both, only in the reference, only in the variant, in none; an item that is half
-    right (in one of two arithmetics) is in two of them by halves.
+    both, lost, won, neither: items right in both, only in the reference, only in the variant, in none; an item that is right in
+    one of two arithmetics counts half in two of them.
     Source: Newcombe 1998, Statistics in Medicine 17:2635, method 10 (square-and-add Wilson, continuity-corrected phi).
     """
     n = round(both + lost + won + neither)
-    method = "Newcombe paired interval (method 10)"
-    if n == 0:
-        return Estimate(None, None, None, 0, method, ("no items",))
     p_var, p_ref = (both + won) / n, (both + lost) / n
     delta = p_var - p_ref
     var, ref = wilson(both + won, n, confidence=confidence), wilson(both + lost, n, confidence=confidence)
@@ -174,11 +171,11 @@ def paired_difference(both: float, lost: float, won: float, neither: float, *, c
     dl_var, du_var, dl_ref, du_ref = p_var - var.low, var.high - p_var, p_ref - ref.low, ref.high - p_ref
     low = delta - np.sqrt(max(dl_var**2 - 2 * phi * dl_var * du_ref + du_ref**2, 0.0))
     high = delta + np.sqrt(max(du_var**2 - 2 * phi * du_var * dl_ref + dl_ref**2, 0.0))
-    return Estimate(delta, float(low), float(high), n, method)
+    return Estimate(delta, float(low), float(high), n, "Newcombe paired interval (method 10)")
 
 
 def _phi(a: float, b: float, c: float, d: float) -> float:
-    """Phi coefficient of a 2x2 table, pulled towards 0 by n/2 where positive, as method 10 asks."""
+    """Phi coefficient of a 2x2 table with method 10's continuity correction, n/2 towards 0 if positive."""
     product = (a + b) * (c + d) * (a + c) * (b + d)
     if product == 0:
         return 0.0
@@ -188,21 +185,20 @@ def _phi(a: float, b: float, c: float, d: float) -> float:
     return float(cross / np.sqrt(float(product)))  # a product of whole numbers outgrows 64 bits at 100 000 items
 
 
-def standard_errors(*, confidence: float, power: float = POWER) -> float:
-    """How many standard errors a true difference must be for a two-sided interval to find it with probability `power`."""
-    return float(stats.norm.ppf((1 + confidence) / 2) + stats.norm.ppf(power))
+def standard_errors(*, confidence: float) -> float:
+    """How many standard errors a true difference must be for a two-sided interval to find it with probability POWER."""
+    return float(stats.norm.ppf((1 + confidence) / 2) + stats.norm.ppf(POWER))
 
 
-def resolvable(low: float, high: float, *, confidence: float, power: float = POWER) -> float:
-    """The smallest true difference that a comparison with an interval this wide finds with probability `power`. Normal
-    approximation: the half-width is z(confidence) standard errors, and z(confidence) + z(power) of them are needed. It is also the
-    smallest margin that a variant without any loss passes with that probability."""
+def resolvable(low: float, high: float, *, confidence: float) -> float:
+    """Smallest true difference that a comparison with an interval this wide finds with probability POWER (normal approximation).
+    It is also the smallest margin that a variant without any loss passes with that probability."""
     error = (high - low) / 2 / stats.norm.ppf((1 + confidence) / 2)
-    return float(error * standard_errors(confidence=confidence, power=power))
+    return float(error * standard_errors(confidence=confidence))
 
 
 def outer(one: Estimate, other: Estimate) -> Estimate:
-    """Of two intervals for the same value the outer limit on each side; one without bounds adds nothing. Conservative."""
+    """The outer limit on each side of two intervals for the same value; one without limits adds nothing. Conservative."""
     if other.low is None or other.high is None:
         return one
     if one.low is None or one.high is None:
@@ -212,15 +208,14 @@ def outer(one: Estimate, other: Estimate) -> Estimate:
 
 
 def arithmetic_error(twice: ArrayLike, size: float) -> float:
-    """Standard error of sum(mean of two) / size that items do not show: half of what two equivalent arithmetics differ by. twice:
-    [2, n], the same items' values in both. Changes that items make independently of each other are in their own spread; a shift of
-    all of them at once, as by another processor, is not."""
+    """Half the difference of two equivalent arithmetics, as standard error of sum(mean of both) / size. twice: [2, n], the items'
+    values in both. Independent changes are already in their spread; a shift of all at once, as by another processor, is not."""
     first, second = np.asarray(twice, float)
     return float(abs(first.sum() - second.sum()) / 2 / size)
 
 
 def widened(estimate: Estimate, error: float, *, confidence: float, bounds: tuple[float, float]) -> Estimate:
-    """An interval with an independent standard error added to both sides by its square, inside `bounds`."""
+    """An interval with an independent standard error added in quadrature on both sides, inside `bounds`."""
     if not error or estimate.value is None or estimate.low is None or estimate.high is None:
         return estimate
     more = stats.norm.ppf((1 + confidence) / 2) * error
@@ -238,26 +233,23 @@ def mcnemar(lost: int, won: int) -> float | None:
 
 
 def paired_p(change: ArrayLike, error: float) -> float:
-    """Two-sided p-value of "no change on average": McNemar's, by the normal distribution, with an error added to the sum's.
-    change: [n] per item, -1 .. 1; error: standard error of their sum besides that of the items."""
+    """Two-sided p-value of "no change on average": McNemar's normal approximation with an extra error of the sum.
+    change: [n] per item, -1 .. 1; error: standard error of their sum beyond that of the items."""
     x = np.asarray(change, float)
     spread = np.hypot(np.sqrt((x**2).sum()), error)
     return float(2 * stats.norm.sf(abs(x.sum()) / spread)) if spread else 1.0
 
 
-def mean_t(values: ArrayLike, *, confidence: float) -> Estimate:
-    """Mean with a t interval; values are independent (one of each round, or of each document)."""
-    return _mean_t(np.asarray(values, float), confidence, "t interval", "value")
-
-
 def geometric_mean_t(ratios: ArrayLike, *, confidence: float) -> Estimate:
-    """Geometric mean of per-round ratios with a t interval on the log scale; rounds are the independent units."""
-    logs = _mean_t(np.log(np.asarray(ratios, float)), confidence, "t interval on log ratios", "round")
+    """Geometric mean of independent per-round ratios with a t interval on the log scale."""
+    logs = mean_t(np.log(np.asarray(ratios, float)), confidence=confidence, method="t interval on log ratios", unit="round")
     value, low, high = (None if x is None else float(np.exp(x)) for x in (logs.value, logs.low, logs.high))
     return replace(logs, value=value, low=low, high=high)
 
 
-def _mean_t(x: NDArray[np.float64], confidence: float, method: str, unit: str) -> Estimate:
+def mean_t(values: ArrayLike, *, confidence: float, method: str = "t interval", unit: str = "value") -> Estimate:
+    """Mean of independent values (one a round, or one a document) with a t interval."""
+    x = np.asarray(values, float)
     n = len(x)
     method = f"{method}, {n} {unit}s"
     if n == 0:
@@ -269,17 +261,15 @@ def _mean_t(x: NDArray[np.float64], confidence: float, method: str, unit: str) -
     return Estimate(mean, mean - half, mean + half, n, method)
 
 
-def items_to_settle(
-    estimate: Estimate, threshold: float, *, confidence: float = 0.95, power: float = POWER, family: float = 1
-) -> int | None:
-    """How many items would settle on which side of the threshold the value lies in a share `power` of runs. That is if the true
-    value is what was measured, and the error shrinks with the square root of n, but for `between`. family: by how much Holm's
-    correction makes the level stricter. None where no number does, or there is no interval."""
+def items_to_settle(estimate: Estimate, threshold: float, *, confidence: float = 0.95, family: float = 1) -> int | None:
+    """Number of items with which a share POWER of runs would settle on which side of the threshold the value lies, if the measured
+    value is the true one and all of the error but `between` shrinks with the square root of n. family: factor by which Holm's
+    correction tightens the level. None if no number would, or without an interval."""
     if estimate.value is None or estimate.low is None or estimate.high is None or estimate.value == threshold:
         return None
     half = (estimate.value - estimate.low) if threshold < estimate.value else (estimate.high - estimate.value)
     error = half / stats.norm.ppf((1 + confidence) / 2)
-    needed = standard_errors(confidence=1 - (1 - confidence) / family, power=power)
+    needed = standard_errors(confidence=1 - (1 - confidence) / family)
     stays = ((estimate.between or 0.0) * estimate.value) ** 2
     allowed = ((estimate.value - threshold) / needed) ** 2 - stays
     return int(np.ceil(estimate.n * max(error**2 - stays, 0.0) / allowed)) if allowed > 0 else None
@@ -288,9 +278,9 @@ def items_to_settle(
 def one_sided_p(distance: float, half: float, *, df: float, confidence: float) -> float:
     """p-value of "the true value is not past the bound", read off an interval.
 
-    distance: of the value past the bound (negative: on its good side); half: of the value to its limit on the bound's
-    side. Approximation: the error is taken for t-distributed with df degrees of freedom in units of that half-width, so
-    that p is exactly (1 - confidence) / 2 where the limit touches the bound. An exact value (half 0) gives 0 or 1.
+    distance: how far the value is past the bound (negative: on its good side); half: from the value to its limit on the
+    bound's side. Approximation: the error is t-distributed with df degrees of freedom, scaled so that p is exactly
+    (1 - confidence) / 2 where the limit touches the bound. An exact value (half 0) gives 0 or 1.
     """
     if half == 0:
         return 0.0 if distance > 0 else 1.0
@@ -298,9 +288,8 @@ def one_sided_p(distance: float, half: float, *, df: float, confidence: float) -
 
 
 def holm(p_values: list[float]) -> list[float]:
-    """Holm's step-down adjusted p-values, in the order given (Holm 1979, Scandinavian Journal of Statistics 6:65). Claiming all
-    whose adjusted value is at most a level makes any false claim at all with at most that probability, however the tests depend on
-    each other."""
+    """Holm's step-down adjusted p-values, in the order given (Holm 1979, Scandinavian Journal of Statistics 6:65). Rejecting those
+    at or below a level makes even one false rejection with at most that probability, however the tests depend on each other."""
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, k in enumerate(np.argsort(p_values, kind="stable")):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[k]))

@@ -1,4 +1,4 @@
-"""Bounds for looking at data while they come in, without erring more often than one look at the end would."""
+"""Bounds for looking at data as they come in, with no more errors than one look at the end."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from scipy.stats import norm
 
 @cache
 def o_brien_fleming(looks: int, confidence: float) -> tuple[float, ...]:
-    """z of each of so many looks after equal parts: chance passes any of them with probability 1 - confidence, both sides together
-    (O'Brien and Fleming 1979). The sum of k parts has the same bound at every look; the density of sums that stayed inside it is
-    integrated from part to part (Armitage, McPherson and Rowe 1969)."""
+    """z of each look after equal parts: chance passes any with probability 1 - confidence (O'Brien and Fleming 1979). The sum of k
+    parts has one bound; the density of sums inside is integrated from look to look (Armitage, McPherson, Rowe 1969)."""
     nodes, weights = np.polynomial.legendre.leggauss(64)
 
     def excess(bound: float) -> float:
@@ -29,6 +28,6 @@ def o_brien_fleming(looks: int, confidence: float) -> tuple[float, ...]:
 
 
 def level(look: int, looks: int, confidence: float) -> float:
-    """Confidence of the interval at one look, so that those of all looks hold at once with `confidence`, whatever ends the looking:
-    repeated confidence intervals (Jennison and Turnbull 1989)."""
+    """Confidence of the interval at one look so that the intervals of all looks hold together with `confidence`, whenever looking
+    stops: repeated confidence intervals (Jennison and Turnbull 1989)."""
     return float(1 - 2 * norm.sf(o_brien_fleming(looks, confidence)[look - 1]))
