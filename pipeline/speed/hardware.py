@@ -45,9 +45,8 @@ def describe(threads: int) -> Machine:
 
 def note() -> None:
     """Write the class of this machine where timings are kept, if they are another's."""
-    if MACHINE.exists() and not elsewhere():
-        return
-    artifacts.write_text(MACHINE, of_this())
+    if not of_timings()[0] or elsewhere():
+        artifacts.write_text(MACHINE, of_this())
 
 
 def of_this() -> str:
@@ -57,9 +56,14 @@ def of_this() -> str:
 
 
 def of_timings() -> tuple[str, str]:
-    """(class, processor and GPU) of the machine that the timings in this folder are of; empty where there are none."""
-    then = yaml.safe_load(MACHINE.read_text(encoding="utf-8")) if MACHINE.exists() else {}
-    return (then["machine"], ", ".join(str(then[k]) for k in ("processor", "gpu") if then[k])) if then else ("", "")
+    """(class, processor and GPU) of the machine that the timings in this folder are of; empty where that is not known, as where
+    a merge left both machines in the file."""
+    then = None
+    with contextlib.suppress(FileNotFoundError, yaml.YAMLError):
+        then = yaml.safe_load(MACHINE.read_text(encoding="utf-8"))
+    if not isinstance(then, dict) or "machine" not in then:
+        return "", ""
+    return str(then["machine"]), ", ".join(str(then[k]) for k in ("processor", "gpu") if then.get(k))
 
 
 def elsewhere() -> str:
