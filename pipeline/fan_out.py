@@ -5,16 +5,16 @@ into this folder's, its outputs are checked out from the cache, and at the end p
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -39,6 +39,7 @@ DRAFTED = ("diverge", "evaluate", "benchmark", "compare")  # stages that read th
 ALONE = ("floor",)  # beside the stages that depend on reports/machine.yaml: nothing else runs on their node
 LOGS = artifacts.LOGS / "fan-out"
 NODE = "node"  # the resource that is a whole machine: stages that time take all of it
+WRITTEN_S = 10  # DVC has written an entry of its run cache by then
 RETRIES = 3  # of a stage whose worker or machine was lost; one that fails for its own reason is not repeated
 
 
@@ -119,6 +120,9 @@ class Folder:
         from dvc.repo.reproduce import get_active_graph, plan_repro
 
         self.repo, self.remote = repo, remote
+        for run in Path(repo.stage_cache.cache_dir).glob("*/*"):  # a full disk leaves one empty, and DVC then fails for ever
+            if all(file.suffix == ".tmp" for file in run.iterdir()) and time.time() - run.stat().st_mtime > WRITTEN_S:
+                shutil.rmtree(run, ignore_errors=True)
         graph = get_active_graph(repo.index.graph)  # an edge leads from a stage to what it depends on
         self.stages = {s.addressing: s for s in plan_repro(graph, repo.stage.collect("dvc.yaml"))}
         inputs = {name: [s.addressing for s in graph.successors(stage)] for name, stage in self.stages.items()}
@@ -183,9 +187,11 @@ class Folder:
         if self.remote:
             for objects in stage.get_used_objs().values():
                 self.repo.cloud.pull(objects)
+        if not stage.outs_cached():  # before DVC's checkout, which ends in a stack of Python's for a file
+            how = "is the remote the same from every machine?" if self.remote else "is it on a shared disk? Else: --remote"
+            raise ArtifactError(f"{name} ran on {ran.host}; its outputs are not in {self.repo.cache.local_cache_dir}: {how}")
         with self.repo.lock:
-            if "failed" in stage.checkout(force=True):
-                raise ArtifactError(f"{name}: its outputs are not in DVC's cache {self.repo.cache.local_cache_dir}")
+            stage.checkout(force=True)
         self.put(name, entry)
 
     def run(self, name: str) -> int:
@@ -236,10 +242,6 @@ def fan_out(
         with FileLock(f"{copies.COPIES}.lock", timeout=0), freshness.project("this folder") as repo:
             for left in copies.COPIES.iterdir():  # by a start that was killed
                 shutil.rmtree(left, ignore_errors=True)
-            runs = repo.stage_cache.cache_dir  # an empty file or folder there, left by a full disk, is what DVC fails at
-            subprocess.run(
-                ["find", runs, "-empty", "(", "-type", "d", "-o", "-mmin", "+1", ")", "-delete"], stderr=subprocess.DEVNULL
-            )
             return _all(Folder(repo, remote, also), pool, needs)
     except Timeout:
         raise ArtifactError("another fan-out is at work in this folder") from None
@@ -290,7 +292,7 @@ class Cluster:
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_task_oom_retries": str(RETRIES)}
         if not address:  # Ray listens on every interface: nobody without this process's token is answered
             os.environ["RAY_AUTH_MODE"] = "token"
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+            os.environ["RAY_AUTH_TOKEN"] = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
         try:
             import ray
         except ImportError:
@@ -303,6 +305,7 @@ class Cluster:
             dashboard = ray.init(address or "local", logging_level="ERROR", **mine).dashboard_url
         except Exception as e:  # of Ray's many kinds; it has no one class
             raise QuantgateError(f"Ray does not start at {address or 'this machine'}: {_brief(e)}") from None
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as before: Ray's prints a stack
         if dashboard:
             cli.say("fan-out", f"Ray's dashboard: http://{dashboard}" + ", which asks for RAY_AUTH_TOKEN" * (not address))
         self._ray, self._running = ray, dict[Any, str]()
@@ -317,7 +320,7 @@ class Cluster:
         self.largest = room.Room(max(n["Resources"]["memory"] for n in self.nodes), max(have, key=sum))
         self._at_once = at_once or max(1, *gpus)
         self.slots = self._at_once * len(self.nodes)
-        self._timed: Iterator[str] | None = None  # nodes that may time, in turns; None: any
+        self._timing = {n["NodeID"] for n in self.nodes}  # of one class
 
     def choose_machine(self) -> None:
         """Write the class of machine that timings are of: today's if a node is of it, else the most frequent."""
@@ -326,8 +329,7 @@ class Cluster:
         chosen = now if now in texts else Counter(texts).most_common(1)[0][0]
         if chosen != now:
             artifacts.write_text(hardware.MACHINE, chosen)
-        if len(set(texts)) > 1:
-            self._timed = itertools.cycle([node for node, text in zip(nodes, texts) if text == chosen])
+        self._timing = {node for node, text in zip(nodes, texts) if text == chosen}
 
     def _of_each(self, ask: Callable[[], Any]) -> list[Any]:
         """What every node answers."""
@@ -335,12 +337,19 @@ class Cluster:
         places = [self._on(node["NodeID"]) for node in self.nodes]
         return list(self._ray.get([task.options(num_cpus=0, scheduling_strategy=place).remote() for place in places]))
 
+    def had(self, needs: Needs) -> Needs:
+        """As much of what a stage takes as one node has: Ray would wait for more for ever."""
+        nodes = [n["Resources"] for n in self.nodes if not needs.alone or n["NodeID"] in self._timing]
+        gpus = min(needs.gpus, max(int(has.get("GPU", 0)) for has in nodes))
+        memory = max(has["memory"] for has in nodes if has.get("GPU", 0) >= gpus)
+        return needs._replace(gpus=gpus, memory=min(needs.memory, memory))
+
     def start(self, job: Job, needs: Needs, tree: bytes) -> None:
+        needs, where = self.had(needs), {"ray.io/node-id": f"in({','.join(self._timing)})"} if needs.alone else {}
         share = 1 if needs.alone else int(10000 / self._at_once) / 10000  # Ray counts in parts of 10 000
-        where = {"scheduling_strategy": self._on(next(self._timed))} if needs.alone and self._timed else {}
         task = self._ray.remote(copies.run).options(
             name=job.stage, num_cpus=1, num_gpus=needs.gpus, memory=int(needs.memory), resources={NODE: share},
-            max_retries=RETRIES, **where,
+            max_retries=RETRIES, label_selector=where,
         )  # fmt: skip
         self._tree = self._tree or self._ray.put(tree)  # once, for all
         self._running[task.remote(job, self._tree)] = job.stage

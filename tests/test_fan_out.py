@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -221,15 +222,6 @@ def test_of_what_is_ready_the_longest_chain_starts_first_and_what_times_last(
     assert work("a", lambda: project(tmp_path / "ran"), "echo b > new", one) == ["z-base", "score", "judge", "time", "gate"]
 
 
-def test_what_a_full_disk_left_in_dvcs_run_cache_stops_no_later_start(work: Any, tmp_path: Path) -> None:
-    """DVC makes an entry's folder, then its file; it fails at a folder without one."""
-    work("a", lambda: project(tmp_path / "ran"), "echo b > new", everything)
-    (entry,) = (path for path in (tmp_path / "cache/runs").glob("*/*/*") if "cp in base" in path.read_text())
-    entry.write_text("")
-    old = "touch -d '2 minutes ago' ../cache/runs/*/*/*"
-    assert work("a", "rm -rf base dvc.lock ../cache/files", old, everything) == ["z-base", "time", "score", "judge", "gate"]
-
-
 def test_two_heads_in_one_folder_and_a_folder_without_git_are_refused(work: Any, tmp_path: Path) -> None:
     work("a", lambda: project(tmp_path / "ran"))
     with fan_out.FileLock(tmp_path / "a" / f"{copies.COPIES}.lock"), pytest.raises(ArtifactError, match="another fan-out"):
@@ -237,6 +229,44 @@ def test_two_heads_in_one_folder_and_a_folder_without_git_are_refused(work: Any,
     work("b")
     with pytest.raises(ArtifactError, match="not in git"):
         copies.pack([])
+
+
+def test_a_folder_may_have_any_name_and_so_may_files(work: Any, tmp_path: Path) -> None:
+    odd = lambda: Path(os.fsdecode(b"caf\xe9")).touch()  # noqa: E731  # no UTF-8
+    local = "dvc config --local cache.dir .dvc/cache"
+    assert "gate" in work("Größe 1", lambda: project(tmp_path / "ran"), local, odd, "echo b > new", everything)
+
+
+def test_outputs_that_are_not_on_a_shared_disk_end_in_one_sentence(work: Any, tmp_path: Path) -> None:
+    def elsewhere() -> None:
+        with pytest.raises(ArtifactError, match=r"z-base ran on .*; its outputs are not in .*/cache: is it on a shared disk\?"):
+            everything()
+
+    work("a", lambda: project(tmp_path / "ran"))
+    run = copies.run
+    with pytest.MonkeyPatch.context() as there:
+        there.setattr(copies, "run", lambda job, tree: run(job._replace(cache=str(tmp_path / "elsewhere")), tree))
+        work("a", elsewhere)
+    assert not (tmp_path / "a/dvc.lock").exists()
+
+
+def test_what_a_full_disk_left_in_the_run_cache_is_removed(work: Any, tmp_path: Path) -> None:
+    work("a", lambda: project(tmp_path / "ran"), "echo b > new", everything)
+    for file in (runs := list((tmp_path / "cache/runs").glob("*/*/*"))):
+        file.rename(file.with_name(".x.tmp"))
+        os.utime(file.parent, (0, 0))
+    assert runs and "gate" in work("a", "rm dvc.lock base score time", everything)
+
+
+def test_a_stage_asks_for_what_one_node_has() -> None:
+    """Ray keeps what no node has waiting for ever; the machine that times need not be the one with the most cards."""
+    cluster = object.__new__(fan_out.Cluster)
+    sizes = {"a": {"memory": 9e9}, "b": {"memory": 3e9, "GPU": 4.0}, "c": {"memory": 5e9, "GPU": 1.0}}
+    cluster.nodes = [{"NodeID": name, "Resources": has} for name, has in sizes.items()]
+    cluster._timing = {"a", "c"}
+    asked = Needs(gpus=2, memory=8e9)
+    assert cluster.had(asked) == Needs(gpus=2, memory=3e9) and cluster.had(Needs(memory=8e9)) == Needs(memory=8e9)
+    assert cluster.had(asked._replace(alone=True)) == Needs(alone=True, gpus=1, memory=5e9)
 
 
 def test_without_ray_one_sentence_says_how_to_install_it() -> None:

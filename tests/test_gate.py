@@ -20,7 +20,7 @@ from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Rule
 from pipeline.gating import baseline, freshness, verdicts
-from pipeline.gating.rules import bound_of, judge, units_of, worst
+from pipeline.gating.rules import Judgement, bound_of, judge, of_class, units_of, worst
 from pipeline.metrics.definitions import DEFINITIONS, LOWER_BOUNDS
 from pipeline.speed import hardware
 from pipeline.stats.intervals import paired_difference
@@ -90,6 +90,18 @@ def test_a_limit_on_times_applies_to_the_machine_that_measured_them(rule: dict[s
     judged = verdicts.of({"int8": result(settings, "int8", {"ttft_ms": metric(400, 380, 420, unit="ms")})}, settings)
     (found,) = judged["variants"]["int8"]["rules"]
     assert found["verdict"] == verdict and says in found["reason"]
+
+
+@pytest.mark.parametrize("text", [None, "", "machine: one\n", "<<<<<<< HEAD\nmachine: a\n=======\nmachine: b\n>>>>>>> b\n"])
+def test_a_machine_that_is_not_named_or_was_merged_is_said_and_written_anew(text: str | None) -> None:
+    if text is not None:
+        artifacts.write_text(hardware.MACHINE, text)
+    rules = [Rule.model_validate({"metric": "ttft_ms", "limit": "500 ms", "machine": name}) for name in (None, "two")]
+    judged = [of_class(rule, Judgement("PASS", "x")) for rule in rules]
+    machine = "machine one ()" if text == "machine: one\n" else "a machine that reports/machine.yaml does not name"
+    assert [j.reason for j in judged] == [f"x, on {machine}", f"timed on {machine}, and the limit is for two"]
+    hardware.note()
+    assert hardware.MACHINE.read_text(encoding="utf-8") == hardware.of_this()
 
 
 def test_direction_belongs_to_the_metric_and_not_to_whoever_writes_the_rule() -> None:

@@ -336,6 +336,8 @@ def test_a_quantizer_takes_memory_or_a_card_by_how_it_works(house: params.Params
     assert found["floor"].memory > found["reference"].memory
     small = room.too_large(settings(house, variants=variants), Path("model"), room.Room(found["quantize@gptq"].memory - 1, []))
     assert any("quantize@gptq: " in line and "quantizers cast, gguf and torchao take less" in line for line in small)
+    cards = room.too_large(settings(house, variants=variants), Path("model"), room.Room(1e12, [1e8]))
+    assert {"device_map" in line for line in cards if "quantize@torchao" in line} == {False}  # engine_options are not a quantizer's
 
 
 @pytest.mark.parametrize("quantizer, options", [

@@ -60,3 +60,5 @@ def test_the_cards_are_those_that_are_left_visible(
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert quota.card_bytes(visible) == [n << 20 for n in sizes]
+    (tmp_path / "nvidia-smi").write_text("")  # no program
+    assert quota.card_bytes(visible) == []

@@ -58,14 +58,14 @@ def pack(outputs: Iterable[str]) -> bytes:
     if listed is None:
         raise ArtifactError("copies of the project are made from what git lists, and this folder is not in git: git init")
     made = {LOCK, *map(Path, outputs)}
-    names = [n for n in listed.decode().split("\0") if n and os.path.lexists(n) and not made & {Path(n), *Path(n).parents}]
-    packed = subprocess.run(["tar", "-c", "--null", "-T", "-"], input="\0".join(names).encode(), capture_output=True, check=True)
-    return packed.stdout
+    names = [n for n in os.fsdecode(listed).split("\0") if n and os.path.lexists(n) and not made & {Path(n), *Path(n).parents}]
+    command = ["tar", "-c", "--null", "-T", "-"]
+    return subprocess.run(command, input=os.fsencode("\0".join(names)), capture_output=True, check=True).stdout
 
 
 def run(job: Job, tree: bytes) -> Ran:
     """Run a stage in a fresh copy made from `tree` and `job`. A process killed meanwhile takes the stage with it."""
-    from dvc.config import Config
+    from configobj import ConfigObj
 
     began, host = time.monotonic(), socket.gethostname()
     top = Path(job.project) if job.cache else Path.home() / ".cache/quantgate"  # of this machine, where no disk is shared
@@ -78,9 +78,10 @@ def run(job: Job, tree: bytes) -> Ran:
         for name, content in job.files.items():
             write(home / name, content)
         write(home / LOCK, job.lock.encode())
-        with Config(str(home / ".dvc")).edit("local") as config:
-            config.setdefault("core", {})["no_scm"] = True
-            config.setdefault("cache", {})["dir"] = job.cache or str(top / "cache")
+        config = ConfigObj(str(home / ".dvc/config.local"), encoding="utf-8")  # DVC's own writer knows ASCII only
+        config.setdefault("core", {})["no_scm"] = True
+        config.setdefault("cache", {})["dir"] = job.cache or str(top / "cache")
+        config.write()
         (top / ENVS).mkdir(parents=True, exist_ok=True)
         log.parent.mkdir(parents=True, exist_ok=True)
         (home / ENVS).symlink_to(top / ENVS)

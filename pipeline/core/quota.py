@@ -44,7 +44,7 @@ def card_bytes(visible: str | None) -> list[int]:
     asked = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits", *(["-i", visible] if visible else [])]
     try:
         said = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout
-    except subprocess.SubprocessError:  # it fails without a driver, and hangs with a broken one
+    except (OSError, subprocess.SubprocessError):  # it fails without a driver, and hangs with a broken one
         return []
     return [int(mebibytes) << 20 for mebibytes in said.split() if mebibytes.isdigit()]
 

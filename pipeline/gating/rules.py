@@ -185,9 +185,10 @@ def of_class(rule: Rule, judgement: Judgement) -> Judgement:
     if rule.limit is None or not timed(rule.metric):
         return judgement
     name, processor = hardware.of_timings()
+    machine = f"machine {name} ({processor})" if name else f"a machine that {hardware.MACHINE} does not name"
     if rule.machine in (None, name):
-        return replace(judgement, reason=f"{judgement.reason}, on machine {name} ({processor})")
-    return Judgement("INCONCLUSIVE", f"timed on machine {name} ({processor}), and the limit is for {rule.machine}")
+        return replace(judgement, reason=f"{judgement.reason}, on {machine}")
+    return Judgement("INCONCLUSIVE", f"timed on {machine}, and the limit is for {rule.machine}")
 
 
 def would_settle(settle: int | None, metric: Metric | RuleVerdict) -> str:

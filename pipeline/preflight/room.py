@@ -33,6 +33,7 @@ ON_CARD = {"awq": 0.0, "bnb": 0.5, "gptq": 0.0, "torchao": 1.0}  # as COPIES, of
 CONTEXT = 0.6e9  # bytes that CUDA takes of a card
 SHARE = 0.9  # of a card that a model may fill
 SCALES = 0.5  # bits a packed weight, for scales and zero points
+ON_PROCESSORS = "a larger card can run it, and so can processors: CUDA_VISIBLE_DEVICES= dvc repro STAGE"
 RUNS = ("diverge", "evaluate", "benchmark")  # stages of a variant that run its model
 
 
@@ -95,7 +96,8 @@ def too_large(settings: Params, folder: Path, room: Room) -> list[str]:
         if taken and need.card > SHARE * taken * min(room.cards):
             cards = "a card" if taken == 1 else f"{taken} cards"
             what = f"about {need.card / 1e9:.1f} GB on {cards} of {min(room.cards) / 1e9:.1f} GB"
-            lines.setdefault(f"{what}; {_way(settings.variants[name], need, room)}", []).append(stage)
+            way = ON_PROCESSORS if stage.startswith("quantize") else _way(settings.variants[name], need, room)
+            lines.setdefault(f"{what}; {way}", []).append(stage)
     return [f"{', '.join(stages)}: {line}" for line, stages in lines.items()]
 
 

@@ -45,7 +45,7 @@ def describe(threads: int) -> Machine:
 
 def note() -> None:
     """Write this machine's class beside the timings, if they are another's."""
-    if not MACHINE.exists() or elsewhere():
+    if not of_timings()[0] or elsewhere():
         artifacts.write_text(MACHINE, of_this())
 
 
@@ -56,9 +56,13 @@ def of_this() -> str:
 
 
 def of_timings() -> tuple[str, str]:
-    """(class, processor and GPU) of the machine of the timings in this folder; empty without timings."""
-    then = yaml.safe_load(MACHINE.read_text(encoding="utf-8")) if MACHINE.exists() else {}
-    return (then["machine"], ", ".join(str(then[k]) for k in ("processor", "gpu") if then[k])) if then else ("", "")
+    """(class, processor and GPU) of the machine of the timings in this folder; empty if unknown, as after a merge that left two."""
+    then = None
+    with contextlib.suppress(FileNotFoundError, yaml.YAMLError):
+        then = yaml.safe_load(MACHINE.read_text(encoding="utf-8"))
+    if not isinstance(then, dict) or "machine" not in then:
+        return "", ""
+    return str(then["machine"]), ", ".join(str(then[k]) for k in ("processor", "gpu") if then.get(k))
 
 
 def elsewhere() -> str:
