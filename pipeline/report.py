@@ -74,7 +74,8 @@ def context_of(
     metrics, ratio = results[reference]["metrics"], results[reference]["metrics"].get("speed_ratio")
     level, asked = f"{settings.compare.confidence * 100:g} %", settings.amount.benchmark
     rounds, tokens = text.n_of(results, "decode_tok_s"), text.n_of(results, "kld_mean")
-    head = f"Intervals: {level}. KLD: {tokens} tokens. Speed: {rounds} rounds in turns with {reference}. Memory: peak."
+    distance = f"KLD: distance of next-token distributions from {reference}'s, 0: the same; {tokens} tokens."
+    head = f"Intervals: {level}. {distance} Speed: {rounds} rounds in turns with {reference}. Memory: peak."
     model = settings.model.model_dump()
     source = f"{model['source']} {model.get('package') or model.get('id') or model.get('path')}, licence {base['license']}"
     packed = f"dequantized from {base['dequantized_from']}" if base.get("dequantized_from") else None
