@@ -160,8 +160,11 @@ def main() -> None:
     for line in preflight_model.notes(settings) + servers.unsupported(settings) + room.capacity(settings):
         cli.say("check", line)
     for rule in settings.gate.rules:
+        here = hardware.of_timings()[0]
+        if rule.machine not in (None, here):
+            cli.say("check", f"gate: the limit on {rule.metric} is for machine {rule.machine}, and timings here are of {here}")
         if rule.limit and timed(rule.metric) and not rule.machine:
-            cli.say("check", f"gate: the limit on {rule.metric} is for any machine; machine: NAME of {hardware.MACHINE} binds it")
+            cli.say("check", f"gate: the limit on {rule.metric} is for any machine; `machine: {here}` keeps it to this class")
     if not smallest.PAGE.exists():
         artifacts.write_text(smallest.PAGE, smallest.PENDING)
     if not hardware.MACHINE.exists():  # DVC needs it before any stage that measures times

@@ -109,7 +109,8 @@ def minutes_left(line: Line, slots: int) -> str:
     """By earlier durations of what is not done yet, as if every slot had work."""
     seconds = [artifacts.seconds_of(name)[0] for state in ("waiting", "queued", "running") for name in line.are(state)]
     unknown = seconds.count(None)
-    return f"about {sum(s or 0 for s in seconds) / slots / 60:.0f} min left" + (f", {unknown} of unknown length" if unknown else "")
+    least = sum(s or 0 for s in seconds) / slots / 60
+    return f"at least {least:.0f} min left ({unknown} never timed here)" if unknown else f"about {least:.0f} min left"
 
 
 # ---- this folder -------------------------------------------------------------------------------------------------------------
@@ -307,7 +308,9 @@ class Cluster:
             raise QuantgateError(f"Ray does not start at {address or 'this machine'}: {_brief(e)}") from None
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as before: Ray's prints a stack
         if dashboard:
-            cli.say("fan-out", f"Ray's dashboard: http://{dashboard}" + ", which asks for RAY_AUTH_TOKEN" * (not address))
+            cli.say(
+                "fan-out", f"Ray's dashboard: http://{dashboard}" + " (to open it, set RAY_AUTH_TOKEN beforehand)" * (not address)
+            )
         self._ray, self._running = ray, dict[Any, str]()
         self._tree: Any = None
         self.nodes = [n for n in ray.nodes() if n["Alive"] and NODE in n["Resources"]]
@@ -406,7 +409,9 @@ def main(
     left = subprocess.run([sys.executable, "-m", "dvc", "repro", "--dry"], capture_output=True, text=True)
     if left.returncode or "Running stage" in left.stdout:
         raise ArtifactError(f"`dvc repro` would still run stages: {left.stdout.strip()[-300:]}{left.stderr.strip()[-300:]}")
-    cli.say("fan-out", f"{len(line.state)} stages are up to date, {time.monotonic() - began:.0f} s")
+    cli.say(
+        "fan-out", f"{len(line.state)} stages are up to date, {time.monotonic() - began:.0f} s; next: quantgate report --summary"
+    )
 
 
 if __name__ == "__main__":

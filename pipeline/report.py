@@ -74,7 +74,8 @@ def context_of(
     metrics, ratio = results[reference]["metrics"], results[reference]["metrics"].get("speed_ratio")
     level, asked = f"{settings.compare.confidence * 100:g} %", settings.amount.benchmark
     rounds, tokens = text.n_of(results, "decode_tok_s"), text.n_of(results, "kld_mean")
-    head = f"Intervals: {level}. KLD: {tokens} tokens. Speed: {rounds} rounds in turns with {reference}. Memory: peak."
+    distance = f"KLD: distance of next-token distributions from {reference}'s, 0: the same; {tokens} tokens."
+    head = f"Intervals: {level}. {distance} Speed: {rounds} rounds in turns with {reference}. Memory: peak."
     model = settings.model.model_dump()
     source = f"{model['source']} {model.get('package') or model.get('id') or model.get('path')}, licence {base['license']}"
     packed = f"dequantized from {base['dequantized_from']}" if base.get("dequantized_from") else None
@@ -184,7 +185,7 @@ def print_summary(settings: Params) -> None:
     results, verdict = load_results(settings)
     if stale := stale_line(settings):
         _say(stale)
-    title = f"{settings.model.source} model, tier {settings.tier}: {verdict['verdict']}"
+    title = f"{settings.model.name}, tier {settings.tier}: {verdict['verdict']}"
     _table(results, verdict, f"{title} (sizes in MB; ×: decode rate, own: its engine's 16 bits)")
     for name, v in verdict["variants"].items():
         if v["verdict"] != "PASS" or text.aside(v):
@@ -195,11 +196,12 @@ def print_summary(settings: Params) -> None:
     took = ", ".join(f"{stage} {sum(s):.0f} s" + (f" (×{len(s)})" if len(s) > 1 else "") for stage, s in stages.items())
     _say(f"time of each stage's last run: {took}; together {sum(map(sum, stages.values())):.0f} s")
     advised = recommendation.advice(results, verdict, settings.reference, smallest.load(results, verdict))
-    _say(" ".join(filter(None, ("advice:", advised.serve, *advised.notes, advised.breaks, *advised.smallest))))
+    _say(" ".join(filter(None, ("advice:", advised.answer, advised.serve, *advised.notes, advised.breaks, *advised.smallest))))
     if advised.setting:
         _say(f"add to variants in params.yaml: {advised.setting}", "  ")
     print(f"verdict: {verdict['verdict']}, the verdict of {', '.join(settings.gate.required)}, which alone can block a merge")
-    print(f"next: {advised.command or 'see above what keeps variants from passing'}")
+    small = f"tier {settings.tier} is too small for a verdict: set `tier: default` in params.yaml"
+    print(f"next: {advised.command or (small if settings.tier == 'smoke' else 'see above what keeps variants from passing')}")
     print("report: reports/report.html     MLflow UI: make ui")
 
 
@@ -241,7 +243,8 @@ def write_readme(path: Path = Path("README.md")) -> None:
     if not report.exists():
         raise ArtifactError(f"{report} is missing; run `dvc repro`")
     _, _, body = report.read_text(encoding="utf-8").split(README_ENDS)[0].split("\n", 2)
-    body = f"Measured by `make repro`, written here on {time.strftime('%Y-%m-%d')}.\n{body}"
+    name = params.load().model.name
+    body = f"Measured with {name} by `make repro`, written here on {time.strftime('%Y-%m-%d')}.\n{body}"
     body = body.replace("](figures/", "](reports/figures/").strip()
     artifacts.write_between(path, README_MARKS, f"\n{body}\n")
 

@@ -40,7 +40,8 @@ def test_the_fastest_variant_that_passes_is_advised_and_not_a_faster_one_that_fa
 def test_why_fewer_bits_do_not_pass_is_one_line_of_the_variant_nearest_to_the_reference() -> None:
     results = house(int8=(2.0, 0.006, 143), int4_fast=(6.0, 0.4, 90), int4=(3.0, 0.3, 90))
     advised = advice(results, int8=PASS, int4_fast=FAIL, int4=FAIL)
-    assert advised.breaks == "4 bits: none of 2 variants passes. int4 comes nearest: KLD 0.1 nats (at most 0.02)."
+    assert advised.breaks == "Of 4 bits int4 comes nearest: KLD 0.1 nats (at most 0.02)."
+    assert advised.answer == "4 bits: no, none of 2 variants passes. 8 bits: yes, int8."
     assert advice(house(int8=(2.0, 0.006, 143)), int8=PASS).breaks is None
 
 

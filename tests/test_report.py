@@ -101,7 +101,7 @@ def test_the_readme_gets_verdict_advice_six_columns_one_line_on_n_and_floor_and_
     report.write_readme()
     text, variants = readme.read_text(encoding="utf-8"), params.load().variants
     verdict = artifacts.read_json(artifacts.GATE)["verdict"]
-    assert text.startswith("# top\n<!-- results -->\nMeasured by")
+    assert text.startswith("# top\n<!-- results -->\nMeasured with SmolLM2-135M-Instruct.Q4_1.gguf by `make repro`")
     assert f"gate: **{verdict}**, the verdict of int8, which alone can block a merge" in text
     assert text.endswith("<!-- /results -->\nbelow\n") and len(text.split("\n")) < 28 + len(variants)
     lines = [line for line in text.split("\n") if line.startswith("| ")]

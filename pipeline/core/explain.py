@@ -104,7 +104,8 @@ def did_you_mean(name: str, known: list[str]) -> str:
 
 
 def _near(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    longer = [full for full in known if len(name) > 2 and full.startswith(name)]
+    near = longer or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

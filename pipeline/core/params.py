@@ -115,12 +115,20 @@ class PackageModel(Model):
     file: str
     sha256: Annotated[str, shaped(r"[0-9a-f]{64}", "64 hexadecimal digits in lower case")]
 
+    @property
+    def name(self) -> str:
+        return Path(self.file).name
+
 
 class PathModel(Model):
     """A local folder in Hugging Face layout, or a GGUF file (of a split one the first part)."""
 
     source: Literal["path"]
     path: str
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
 
     @property
     def folder(self) -> Path:
@@ -133,6 +141,10 @@ class HubModel(Model):
     source: Literal["hub"]
     id: str
     revision: str = "main"
+
+    @property
+    def name(self) -> str:
+        return self.id
 
 
 class Variant(Section):

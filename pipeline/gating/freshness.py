@@ -63,11 +63,14 @@ def changed_drafts(settings: Params) -> list[str]:
 def project(what: str = "the results") -> Iterator[Any]:
     """DVC's project here, to compare `what` with dvc.lock. Raises `ArtifactError` if DVC refuses: none, damaged, or in use."""
     from dvc.exceptions import DvcException
+    from dvc.lock import LockError
     from dvc.repo import Repo
 
     try:
         with Repo() as repo:
             yield repo
+    except LockError:
+        raise ArtifactError(f"a run is at work in this folder; compare {what} with dvc.lock when it has ended") from None
     except DvcException as e:
         why = " ".join(str(e).split())
         raise ArtifactError(f"DVC cannot compare {what} with dvc.lock ({why}); see `dvc status`") from None

@@ -186,7 +186,9 @@ def of_class(rule: Rule, judgement: Judgement) -> Judgement:
         return judgement
     name, processor = hardware.of_timings()
     machine = f"machine {name} ({processor})" if name else f"a machine that {hardware.MACHINE} does not name"
-    if rule.machine in (None, name):
+    if rule.machine == name:
+        return judgement
+    if rule.machine is None:
         return replace(judgement, reason=f"{judgement.reason}, on {machine}")
     return Judgement("INCONCLUSIVE", f"timed on {machine}, and the limit is for {rule.machine}")
 

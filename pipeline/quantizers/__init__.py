@@ -46,8 +46,7 @@ def check_engine(name: str, engine: str) -> None:
     """Raise `ParamsError` if an engine cannot read a method's folders."""
     reads = getattr(backend("quantizers", name), "ENGINE", "hf")
     if reads not in (engine, getattr(backend("engines", engine), "READS", None)):
-        declare = f"put ENGINE = {engine!r} into pipeline/quantizers/{name}.py"
-        raise ParamsError(f"engine {engine!r} does not read what quantizer {name!r} writes; use engine: {reads}, or {declare}")
+        raise ParamsError(f"engine {engine!r} does not read what quantizer {name!r} writes; use engine: {reads}")
 
 
 def check(name: str, options: Options) -> None:

@@ -235,8 +235,10 @@ def tradeoff(results: Results, verdict: Verdict, reference: str, confidence: flo
         *_band(limit),
         *(layer for most in allowed for layer in _bound(most)),
         _layer("line", across | up, {"data": {"values": front}}, **line),
-        _layer("rule", across | {"y": _quantity("low"), "y2": {"field": "high"}, "color": raw}, _shown(), strokeWidth=1),
-        _layer("rule", up | {"x": _quantity("slow_end"), "x2": {"field": "fast_end"}, "color": raw}, _shown(), strokeWidth=1),
+        _layer("rule", across | {"y": _quantity("low"), "y2": {"field": "high"}, "color": raw}, _shown(), strokeWidth=1, clip=True),
+        _layer(
+            "rule", up | {"x": _quantity("slow_end"), "x2": {"field": "fast_end"}, "color": raw}, _shown(), strokeWidth=1, clip=True
+        ),
         _layer("point", across | up | mark, _shown() | {"params": [HIDE]}, strokeWidth=1.5, opacity=1),
         *(
             _layer("text", name_of, _shown(f"datum.side == '{side}'"), fontSize=13, align=align, baseline="middle")

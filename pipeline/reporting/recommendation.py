@@ -28,9 +28,11 @@ AXES = ("speed_ratio", "kld_mean")
 
 @dataclass(frozen=True)
 class Advice:
-    """serve: the advice; command: how to follow it, or None; notes: its limits; breaks: why fewer bits do not pass; ladder: a
-    sentence for each step; open: what is not settled; smallest: what `make smallest` certified; setting: its params.yaml line."""
+    """answer: whether a variant of so many bits passes; serve: the advice; command: how to follow it, or None; notes: its limits;
+    breaks: why fewer bits do not pass; ladder: a sentence for each step; open: what is not settled; smallest: what `make smallest`
+    certified; setting: its params.yaml line."""
 
+    answer: str
     serve: str
     command: str | None
     notes: list[str]
@@ -57,7 +59,19 @@ def advice(results: Results, verdict: Verdict, reference: str, found: smallest.F
     ladder = [_step(results, judged, a, b) for a, b in pairwise(rungs)]
     serve, breaks = _serve(results, judged, reference), _breaks(results, judged, rungs[-1])
     least = smallest.advice(found, results, verdict) if found else ([], None)
-    return Advice(*serve, breaks, ladder, _open(results, judged, reference), *least)
+    return Advice(_answer(results, judged), *serve, breaks, ladder, _open(results, judged, reference), *least)
+
+
+def _answer(results: Results, judged: Judged) -> str:
+    """`4 bits: no, none of 5 variants passes. 8 bits: yes, int8.`"""
+    tried = ((bits, n) for n, v in judged.items() if v["rules"] and (bits := nominal_bits(results[n]["options"])) and bits < 16)
+    said = []
+    for bits, names in sorted(text.together(tried).items()):
+        passed = [n for n in names if judged[n]["verdict"] == "PASS"]
+        none = "no, none" if all(judged[n]["verdict"] == "FAIL" for n in names) else "not settled, none"
+        yes = f"yes, {', '.join(passed)}"
+        said.append(f"{bits} bits: {yes if passed else f'{none} of {len(names)} variants passes'}.")
+    return " ".join(said)
 
 
 def one_machine(results: Results) -> bool:
@@ -101,9 +115,7 @@ def _breaks(results: Results, judged: Judged, name: str) -> str | None:
     """Why the rung with the fewest bits does not pass."""
     if name not in judged or not text.deciding(judged[name]):
         return None
-    bits = nominal_bits(results[name]["options"])
-    count = sum(nominal_bits(results[n]["options"]) == bits for n in judged)
-    return f"{bits} bits: none of {count} variants passes. {name} comes nearest: {text.brief(judged[name])}."
+    return f"Of {nominal_bits(results[name]['options'])} bits {name} comes nearest: {text.brief(judged[name])}."
 
 
 def _nearest(results: Results, judged: Judged) -> str:

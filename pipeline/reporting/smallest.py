@@ -57,9 +57,12 @@ def advice(found: Found, results: Results, verdict: Verdict) -> tuple[list[str],
     size = f"{best['weight_bytes'] / 1e6:.1f} MB" + f" ({smaller})" * bool(smaller)
     uniform = found.table["uniform"].items()
     exact = [level for level, u in uniform if level != "kept" and u["exact"] > len(found.table["groups"]) / 2]
-    published = f"{' and '.join(exact)} gives this base back exactly, as it was published so; others need more bits. " * bool(exact)
+    published = (
+        f"{' and '.join(exact)} gives this base back exactly, as it was published so; other base models need more bits. "
+        * bool(exact)
+    )
     lines = [f"Smallest that was certified, on texts that chose nothing: {best['name']}, {size}.",
-             f"{published}List it to have it ranked.",
+             f"{published}It is not in the table until it is in `variants`.",
              f"Against {verdict['reference']}: {costs}.", *[f"Not settled: {'; '.join(left)}."] * bool(left)]  # fmt: skip
     return lines, setting(found.candidates, best)
 
@@ -135,6 +138,6 @@ def family_note(k: int, level: float) -> str | None:
         return None
     one = 100 * level
     return (
-        f"A variant exactly at its margin passes by chance in {one:.3g} % of runs; that any of {k} does: up to "
+        f"A variant exactly at its margin passes by chance in {one:.3g} % of runs; with {k} such variants one passes in up to "
         f"{min(100.0, one * k):.3g} % (make smallest: {one:.3g} %)."
     )

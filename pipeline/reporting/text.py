@@ -181,9 +181,9 @@ def aside(judged: VariantVerdict) -> str:
 
 
 def _brief_rule(rule: RuleVerdict) -> str:
-    unsure = rule["verdict"] == "INCONCLUSIVE"
+    unsure, why = rule["verdict"] == "INCONCLUSIVE", settled_by(rule) or f"; {rule['reason'].partition(';')[0]}"
     name = NAMES.get(rule["metric"], rule["metric"])
-    return f"{name} {judged_value(rule, unsure)} ({bound(rule)}{settled_by(rule) if unsure else ''})"
+    return f"{name} {judged_value(rule, unsure)} ({bound(rule)}{why if unsure else ''})"
 
 
 def judged_value(rule: RuleVerdict, interval: bool = True) -> str:
