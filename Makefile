@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help repro smallest test bench full models docs ui
+.PHONY: help install repro smallest test bench full models docs ui
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -11,6 +11,8 @@ help:  ## show this list
 
 # DVC runs stages in the order of its graph: what decides is asked for first, so that it is seen first.
 FIRST := from pipeline.core import params; s = params.load(); print(*(f"compare@{v}" for v in (s.reference, s.gate.required[0])))
+
+install: .venv/installed  ## install into .venv, and run nothing
 
 # WORKERS=ray: as many stages at once as there are GPUs; a cluster: `quantgate fan-out --help`.
 repro: .venv/installed  ## install what is missing, run the whole pipeline, print the table

@@ -7,6 +7,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -104,8 +105,8 @@ def did_you_mean(name: str, known: list[str]) -> str:
 
 
 def _near(name: str, known: list[str]) -> str:
-    longer = [full for full in known if len(name) > 2 and full.startswith(name)]
-    near = longer or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = partial(difflib.get_close_matches, name, known, n=1)
+    near = close(cutoff=0.8) or [full for full in known if len(name) > 2 and full.startswith(name)] or close(cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
