@@ -69,7 +69,7 @@ def test_commands_on_the_pages_exist(text: str) -> None:
         elif words[:1] in (["python"], ["sh"]):
             assert (ROOT / words[1]).exists(), line
         else:
-            assert words[:1] in ([], ["."], ["dvc"], ["git"]), line
+            assert words[:1] in ([], ["."], ["dvc"], ["git"], ["pip"]), line
 
 
 @pytest.mark.parametrize("text", blocks("jsonl"))
