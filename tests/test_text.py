@@ -136,3 +136,11 @@ def test_decode_against_the_own_engine_s_16_bits_is_a_quotient_with_the_outer_in
     assert (ratio["low"], ratio["high"]) == (pytest.approx(5.88 / 3.06), pytest.approx(6.12 / 2.94))
     assert text.own_ratio(results, "int8") == results["int8"]["metrics"]["speed_ratio"], "the reference is its engine's own"
     assert [text.own_ratio(results, name) for name in ("bf16", "f16", "alone")] == [None, None, None]
+
+
+def test_a_variant_that_fails_by_its_size_alone_says_so() -> None:
+    size = rule("size_ratio", "FAIL", **metric(1.0, 1.0, 1.0), bound="gain 30 %")
+    kld = rule("kld_mean", "FAIL", **metric(0.3, 0.2, 0.4), bound="margin 0.02 nats")
+    advisory = {**judged("FAIL", size), "required": False}
+    assert text.verdict_word(judged("FAIL", size)) == "FAIL on size" and text.verdict_word(advisory) == "FAIL on size (advisory)"
+    assert text.verdict_word(judged("FAIL", size, kld)) == "FAIL"

@@ -160,7 +160,11 @@ def dequantized(result: VariantResult) -> str:
 
 
 def verdict_word(judged: VariantVerdict | None) -> str:
-    return "reference" if judged is None else judged["verdict"] + ("" if judged["required"] else " (advisory)")
+    """A verdict in words: `FAIL on size` if size is all that a variant, as one of 16 bits, fails by."""
+    if judged is None:
+        return "reference"
+    size = " on size" if {r["metric"] for r in deciding(judged)} == {"size_ratio"} else ""
+    return judged["verdict"] + size + ("" if judged["required"] else " (advisory)")
 
 
 def deciding(judged: VariantVerdict) -> list[RuleVerdict]:
