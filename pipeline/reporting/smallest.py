@@ -62,7 +62,7 @@ def advice(found: Found, results: Results, verdict: Verdict) -> tuple[list[str],
         * bool(exact)
     )
     lines = [f"Smallest that was certified, on texts that chose nothing: {best['name']}, {size}.",
-             f"{published}It is not in the table until it is in `variants`.",
+             f"{published}It is not in the table until params.yaml lists it.",
              f"Against {verdict['reference']}: {costs}.", *[f"Not settled: {'; '.join(left)}."] * bool(left)]  # fmt: skip
     return lines, setting(found.candidates, best)
 
