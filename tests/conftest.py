@@ -55,6 +55,7 @@ compileall.compile_dir(str(ROOT / "pipeline"), quiet=2)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test works in a folder of its own, as a stage in a project's."""
     monkeypatch.chdir(tmp_path)
+    logging.getLogger("dvc").handlers.clear()  # DVC's write to the output of the test in which it set them up
 
 
 @pytest.fixture(scope="session")
