@@ -17,7 +17,7 @@ install: .venv/installed  ## install into .venv, and run nothing
 # WORKERS=ray: as many stages at once as there are GPUs; a cluster: `quantgate fan-out --help`.
 repro: .venv/installed  ## install what is missing, run the whole pipeline, print the table
 	@python -m pipeline.check > /dev/null && python -m pipeline.speed.hardware
-	@find "$$(dvc cache dir)/runs" -empty \( -type d -o -mmin +1 \) -delete 2> /dev/null || true  # a full disk leaves what DVC then fails at
+	@python -m pipeline.core.copies "$$(dvc cache dir)/runs"
 	@{ $(if $(WORKERS),python -m pipeline.fan_out,dvc repro $$(python -c '$(FIRST)') && python -m pipeline.report --first && dvc repro); } || { echo "make: stopped at the stage \
 	that is named above; all that was finished before it is kept, and \`make repro\` goes on from there"; exit 1; }
 	@python -m pipeline.report --summary

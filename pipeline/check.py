@@ -159,8 +159,8 @@ def main() -> None:
         cli.say("power", line)
     for line in preflight_model.notes(settings) + servers.unsupported(settings) + room.capacity(settings):
         cli.say("check", line)
+    here = hardware.of_timings()[0]
     for rule in settings.gate.rules:
-        here = hardware.of_timings()[0]
         if rule.machine not in (None, here):
             cli.say("check", f"gate: the limit on {rule.metric} is for machine {rule.machine}, and timings here are of {here}")
         if rule.limit and timed(rule.metric) and not rule.machine:

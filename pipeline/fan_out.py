@@ -39,7 +39,6 @@ DRAFTED = ("diverge", "evaluate", "benchmark", "compare")  # stages that read th
 ALONE = ("floor",)  # beside the stages that depend on reports/machine.yaml: nothing else runs on their node
 LOGS = artifacts.LOGS / "fan-out"
 NODE = "node"  # the resource that is a whole machine: stages that time take all of it
-WRITTEN_S = 10  # DVC has written an entry of its run cache by then
 RETRIES = 3  # of a stage whose worker or machine was lost; one that fails for its own reason is not repeated
 
 
@@ -121,9 +120,7 @@ class Folder:
         from dvc.repo.reproduce import get_active_graph, plan_repro
 
         self.repo, self.remote = repo, remote
-        for run in Path(repo.stage_cache.cache_dir).glob("*/*"):  # a full disk leaves one empty, and DVC then fails for ever
-            if all(file.suffix == ".tmp" for file in run.iterdir()) and time.time() - run.stat().st_mtime > WRITTEN_S:
-                shutil.rmtree(run, ignore_errors=True)
+        copies.sweep(Path(repo.stage_cache.cache_dir))
         graph = get_active_graph(repo.index.graph)  # an edge leads from a stage to what it depends on
         self.stages = {s.addressing: s for s in plan_repro(graph, repo.stage.collect("dvc.yaml"))}
         inputs = {name: [s.addressing for s in graph.successors(stage)] for name, stage in self.stages.items()}

@@ -23,6 +23,7 @@ LOCK = Path("dvc.lock")
 COPIES = Path(".dvc/tmp/fan-out")  # on the cache's disk, so that files are linked; `artifacts.from_project` knows this place
 ENVS = Path("artifacts/envs")  # built once for all copies
 BESIDE = ("artifacts/runs", "artifacts/logs")  # what a stage writes beside its outputs
+WRITTEN_S = 10  # DVC has written an entry of its run cache by then
 REPRO = ("dvc", "repro", "--single-item")
 
 
@@ -110,6 +111,13 @@ def dvc(words: list[str], home: Path, log: Path, job: Job) -> int:
     return done.returncode
 
 
+def sweep(runs: Path) -> None:
+    """Remove entries of DVC's run cache without a record, as a full disk leaves them: DVC fails at one on every later run."""
+    for run in runs.glob("*/*"):
+        if all(file.suffix == ".tmp" for file in run.iterdir()) and time.time() - run.stat().st_mtime > WRITTEN_S:
+            shutil.rmtree(run, ignore_errors=True)
+
+
 def below(path: Path) -> Iterator[Path]:
     """A file, or the files below a folder."""
     yield from (p for p in (path, *path.rglob("*")) if p.is_file())
@@ -118,3 +126,7 @@ def below(path: Path) -> Iterator[Path]:
 def write(path: Path, content: bytes) -> None:
     with artifacts.atomic_file(path) as tmp:
         tmp.write_bytes(content)
+
+
+if __name__ == "__main__":
+    sweep(Path(sys.argv[1]))
